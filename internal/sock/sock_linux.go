@@ -1,0 +1,218 @@
+// Package sock opens the sockets of the data path: non-blocking, close on
+// exec, with the options the engines need, and without Go's own poller.
+package sock
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// Options are the socket options that make two binds of one address different.
+type Options struct {
+	V6Only   bool // an IPv6 wildcard takes no IPv4 traffic
+	FreeBind bool // the address need not be one of this host's
+}
+
+// ErrInUse says that another socket holds the address.
+var ErrInUse = errors.New("address already in use")
+
+// ToSockaddr converts an address. IPv4-mapped IPv6 stays IPv6.
+func ToSockaddr(a netip.AddrPort) unix.Sockaddr {
+	if a.Addr().Is4() {
+		return &unix.SockaddrInet4{Port: int(a.Port()), Addr: a.Addr().As4()}
+	}
+	sa := &unix.SockaddrInet6{Port: int(a.Port()), Addr: a.Addr().As16()}
+	if z := a.Addr().Zone(); z != "" {
+		sa.ZoneId = zoneID(z)
+	}
+	return sa
+}
+
+// FromSockaddr converts back; IPv4-mapped IPv6 becomes IPv4.
+func FromSockaddr(sa unix.Sockaddr) netip.AddrPort {
+	switch sa := sa.(type) {
+	case *unix.SockaddrInet4:
+		return netip.AddrPortFrom(netip.AddrFrom4(sa.Addr), uint16(sa.Port))
+	case *unix.SockaddrInet6:
+		return netip.AddrPortFrom(netip.AddrFrom16(sa.Addr).Unmap(), uint16(sa.Port))
+	}
+	return netip.AddrPort{}
+}
+
+func family(a netip.AddrPort) int {
+	if a.Addr().Is4() {
+		return unix.AF_INET
+	}
+	return unix.AF_INET6
+}
+
+// Probe reports ErrInUse when a socket of any process, this one included,
+// holds the address. SO_REUSEPORT would let us join it unseen, so callers
+// probe before they bind. The probe is not atomic with the bind.
+func Probe(network string, a netip.AddrPort, o Options) error {
+	if a.Port() == 0 {
+		return nil
+	}
+	typ := unix.SOCK_STREAM
+	if network == "udp" {
+		typ = unix.SOCK_DGRAM
+	}
+	fd, err := unix.Socket(family(a), typ|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return os.NewSyscallError("socket", err)
+	}
+	defer unix.Close(fd)
+	if typ == unix.SOCK_STREAM {
+		// TIME_WAIT is not in use; a listening socket is.
+		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
+			return os.NewSyscallError("setsockopt", err)
+		}
+	}
+	if err := common(fd, a, o); err != nil {
+		return err
+	}
+	err = unix.Bind(fd, ToSockaddr(a))
+	if err == nil && typ == unix.SOCK_STREAM {
+		err = unix.Listen(fd, 1)
+	}
+	if err == unix.EADDRINUSE {
+		return fmt.Errorf("%s/%s: %w", network, a, ErrInUse)
+	}
+	if err != nil {
+		return fmt.Errorf("%s/%s: %w", network, a, os.NewSyscallError("bind", err))
+	}
+	return nil
+}
+
+// ListenTCP opens a listening socket that shares its port by SO_REUSEPORT.
+func ListenTCP(a netip.AddrPort, o Options) (int, error) {
+	return bind(a, o, unix.SOCK_STREAM, func(fd int) error {
+		return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
+	}, func(fd int) error {
+		return unix.Listen(fd, maxBacklog)
+	})
+}
+
+// maxBacklog is cut by the kernel to net.core.somaxconn.
+const maxBacklog = 65535
+
+// ListenUDP opens a bound socket that shares its port by SO_REUSEPORT. On a
+// wildcard address it asks for the local address of every datagram
+// (IP_PKTINFO, IPV6_RECVPKTINFO).
+func ListenUDP(a netip.AddrPort, o Options) (int, error) {
+	return bind(a, o, unix.SOCK_DGRAM, func(fd int) error {
+		if !a.Addr().IsUnspecified() {
+			return nil
+		}
+		if a.Addr().Is4() {
+			return unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_PKTINFO, 1)
+		}
+		// IPV6_RECVPKTINFO reports IPv4-mapped addresses for the IPv4
+		// traffic of a dual-stack socket.
+		return unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_RECVPKTINFO, 1)
+	}, nil)
+}
+
+func bind(a netip.AddrPort, o Options, typ int, before, after func(int) error) (int, error) {
+	fd, err := unix.Socket(family(a), typ|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return -1, os.NewSyscallError("socket", err)
+	}
+	err = func() error {
+		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1); err != nil {
+			return os.NewSyscallError("setsockopt", err)
+		}
+		if err := common(fd, a, o); err != nil {
+			return err
+		}
+		if err := before(fd); err != nil {
+			return os.NewSyscallError("setsockopt", err)
+		}
+		if err := unix.Bind(fd, ToSockaddr(a)); err != nil {
+			return os.NewSyscallError("bind", err)
+		}
+		if after != nil {
+			return os.NewSyscallError("listen", after(fd))
+		}
+		return nil
+	}()
+	if err != nil {
+		unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
+}
+
+func common(fd int, a netip.AddrPort, o Options) error {
+	if !a.Addr().Is4() {
+		v := 0
+		if o.V6Only {
+			v = 1
+		}
+		if err := unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, v); err != nil {
+			return os.NewSyscallError("setsockopt", err)
+		}
+	}
+	if o.FreeBind {
+		level, opt := unix.IPPROTO_IP, unix.IP_FREEBIND
+		if !a.Addr().Is4() {
+			level, opt = unix.IPPROTO_IPV6, unix.IPV6_FREEBIND
+		}
+		if err := unix.SetsockoptInt(fd, level, opt, 1); err != nil {
+			return os.NewSyscallError("setsockopt", err)
+		}
+	}
+	return nil
+}
+
+// LocalAddr is the address a socket is bound to.
+func LocalAddr(fd int) (netip.AddrPort, error) {
+	sa, err := unix.Getsockname(fd)
+	if err != nil {
+		return netip.AddrPort{}, os.NewSyscallError("getsockname", err)
+	}
+	return FromSockaddr(sa), nil
+}
+
+// DialUDP opens a socket connected to a backend. Its port is chosen late, so
+// that one source address can serve as many ports to each backend. errno tells
+// a shortage of our own from an address that cannot work.
+func DialUDP(to netip.AddrPort, source netip.Addr) (fd int, errno unix.Errno) {
+	return dial(to, source, unix.SOCK_DGRAM)
+}
+
+// DialTCP opens a socket and starts to connect it: errno is EINPROGRESS when
+// the connect goes on.
+func DialTCP(to netip.AddrPort, source netip.Addr) (fd int, errno unix.Errno) {
+	return dial(to, source, unix.SOCK_STREAM)
+}
+
+func dial(to netip.AddrPort, source netip.Addr, typ int) (int, unix.Errno) {
+	fd, err := unix.Socket(family(to), typ|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return -1, err.(unix.Errno)
+	}
+	fail := func(err error) (int, unix.Errno) {
+		unix.Close(fd)
+		return -1, err.(unix.Errno)
+	}
+	if source.IsValid() && source.Is4() == to.Addr().Is4() {
+		if err := unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_BIND_ADDRESS_NO_PORT, 1); err != nil {
+			return fail(err)
+		}
+		if err := unix.Bind(fd, ToSockaddr(netip.AddrPortFrom(source, 0))); err != nil {
+			return fail(err)
+		}
+	}
+	if err := unix.Connect(fd, ToSockaddr(to)); err != nil {
+		if err == unix.EINPROGRESS && typ == unix.SOCK_STREAM {
+			return fd, unix.EINPROGRESS
+		}
+		return fail(err)
+	}
+	return fd, 0
+}
