@@ -1,0 +1,228 @@
+package health
+
+import (
+	"container/heap"
+	"context"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"sync"
+	"time"
+)
+
+// Target is a backend that a Runner checks.
+type Target interface {
+	// Ask asks the backend once, by check. It may block until ctx ends.
+	Ask(ctx context.Context, check Check) error
+
+	// Checked hears the result of every check, from one goroutine at a time.
+	// An err that is NoVerdict must not count.
+	Checked(at time.Time, err error)
+
+	// Rhythm returns the same value for the same backend in every config.
+	Rhythm() *Rhythm
+}
+
+// Rhythm is when a backend was last checked, and whether it is being checked.
+// It lives as long as the backend, so that its checks keep their rhythm, and
+// never overlap, when one config takes over from another.
+type Rhythm struct {
+	mu      sync.Mutex
+	running bool
+	last    time.Time // start of the last check
+}
+
+// claim starts a check, or says when to ask again.
+func (r *Rhythm) claim(now time.Time, interval time.Duration) (next time.Time, ok bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if due := r.last.Add(interval); !r.last.IsZero() && due.After(now) {
+		return due, false
+	}
+	next = now.Add(interval)
+	if r.running {
+		return next, false
+	}
+	r.running, r.last = true, now
+	return next, true
+}
+
+// due returns when the next check is to start, and false for a backend that
+// has never been checked.
+func (r *Rhythm) due(interval time.Duration) (time.Time, bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.last.Add(interval), !r.last.IsZero()
+}
+
+func (r *Rhythm) done() {
+	r.mu.Lock()
+	r.running = false
+	r.mu.Unlock()
+}
+
+// Limit bounds how many checks run at once.
+type Limit chan struct{}
+
+// NewLimit returns a limit of n.
+func NewLimit(n int) Limit { return make(Limit, n) }
+
+// process bounds the checks of all pools together.
+var process = NewLimit(256)
+
+// Runner checks the backends of one pool. It has one goroutine that plans,
+// started by Start, and one for each check in progress; Stop ends them and
+// waits for them.
+type Runner struct {
+	Name  string // of the pool: pools of different names start at different times
+	Check Check
+	Limit Limit // default: one for the process
+
+	interval, timeout time.Duration
+
+	cancel context.CancelFunc
+	change chan []Target // to plan
+	wg     sync.WaitGroup
+}
+
+// Start runs the checks of targets.
+func (r *Runner) Start(targets []Target) {
+	s := r.Check.Common()
+	r.interval, r.timeout = time.Duration(*s.Interval), time.Duration(*s.Timeout)
+	if r.Limit == nil {
+		r.Limit = process
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	r.cancel = cancel
+	r.change = make(chan []Target)
+	r.wg.Go(func() { r.plan(ctx, targets) })
+}
+
+// Set changes the backends that are checked. It must not be called after Stop.
+func (r *Runner) Set(targets []Target) { r.change <- targets }
+
+// Stop ends the checks; those in progress end without a verdict.
+func (r *Runner) Stop() {
+	r.cancel()
+	r.wg.Wait()
+}
+
+// entry is a target and when it is to be checked next.
+type entry struct {
+	target Target
+	next   time.Time
+}
+
+type queue []entry
+
+func (q queue) Len() int           { return len(q) }
+func (q queue) Less(i, j int) bool { return q[i].next.Before(q[j].next) }
+func (q queue) Swap(i, j int)      { q[i], q[j] = q[j], q[i] }
+func (q *queue) Push(x any)        { *q = append(*q, x.(entry)) }
+func (q *queue) Pop() any {
+	old := *q
+	e := old[len(old)-1]
+	*q = old[:len(old)-1]
+	return e
+}
+
+func (r *Runner) plan(ctx context.Context, targets []Target) {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	q := r.queue(nil, targets)
+	for {
+		now := time.Now()
+		for len(q) > 0 && !q[0].next.After(now) {
+			next, ok := q[0].target.Rhythm().claim(now, r.interval)
+			if ok {
+				t := q[0].target
+				r.wg.Go(func() { r.check(ctx, t) })
+			}
+			q[0].next = next
+			heap.Fix(&q, 0)
+		}
+		wait := time.Hour
+		if len(q) > 0 {
+			wait = q[0].next.Sub(now)
+		}
+		timer.Reset(wait)
+		select {
+		case <-ctx.Done():
+			return
+		case targets := <-r.change:
+			q = r.queue(q, targets)
+		case <-timer.C:
+		}
+	}
+}
+
+// queue plans the next check of every target. Backends that were never checked
+// are spread over one interval, each pool from a point of its own, so that
+// neither one large pool nor many small ones are checked all at once.
+func (r *Runner) queue(old queue, targets []Target) queue {
+	known := make(map[Target]time.Time, len(old))
+	for _, e := range old {
+		known[e.target] = e.next
+	}
+	q := make(queue, 0, len(targets))
+	var fresh []Target
+	for _, t := range targets {
+		if next, ok := known[t]; ok {
+			q = append(q, entry{t, next})
+		} else if next, ok := t.Rhythm().due(r.interval); ok {
+			q = append(q, entry{t, next})
+		} else {
+			fresh = append(fresh, t)
+		}
+	}
+	now := time.Now()
+	h := fnv.New32a()
+	h.Write([]byte(r.Name))
+	start := float64(h.Sum32()) / (1 << 32)
+	for i, t := range fresh {
+		part := (float64(i) + start) / float64(len(fresh))
+		q = append(q, entry{t, now.Add(time.Duration(part * float64(r.interval)))})
+	}
+	heap.Init(&q)
+	return q
+}
+
+// check runs one check that claim has started. The wait for a place in the
+// limit is no part of the check's time.
+func (r *Runner) check(ctx context.Context, t Target) {
+	defer t.Rhythm().done()
+	select {
+	case r.Limit <- struct{}{}:
+		defer func() { <-r.Limit }()
+	case <-ctx.Done():
+		return
+	}
+	err := r.ask(ctx, t)
+	if ctx.Err() != nil {
+		return
+	}
+	t.Checked(time.Now(), err)
+}
+
+// ask keeps a check that panics from ending the process; the panic counts as a
+// failure of our own.
+func (r *Runner) ask(ctx context.Context, t Target) (err error) {
+	ctx, cancel := context.WithTimeout(ctx, r.timeout)
+	defer cancel()
+	defer func() {
+		if p := recover(); p != nil {
+			err = panicError{p}
+		}
+	}()
+	err = t.Ask(ctx, r.Check)
+	if err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) && !NoVerdict(err) {
+		err = fmt.Errorf("no answer within %v", r.timeout)
+	}
+	return err
+}
+
+// panicError is the panic of a check, which is a mistake of the check's and not
+// the backend's.
+type panicError struct{ value any }
+
+func (e panicError) Error() string { return fmt.Sprintf("health check panicked: %v", e.value) }
