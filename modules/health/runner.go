@@ -6,14 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"net/netip"
 	"sync"
 	"time"
 )
 
 // Target is a backend that a Runner checks.
 type Target interface {
-	// Ask asks the backend once, by check. It may block until ctx ends.
-	Ask(ctx context.Context, check Check) error
+	Addr() netip.AddrPort
 
 	// Checked hears the result of every check, from one goroutine at a time.
 	// An err that is NoVerdict must not count.
@@ -214,7 +214,7 @@ func (r *Runner) ask(ctx context.Context, t Target) (err error) {
 			err = panicError{p}
 		}
 	}()
-	err = t.Ask(ctx, r.Check)
+	err = r.Check.Check(ctx, t.Addr())
 	if err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) && !NoVerdict(err) {
 		err = fmt.Errorf("no answer within %v", r.timeout)
 	}

@@ -1,0 +1,85 @@
+package pool
+
+import (
+	"net/netip"
+	"slices"
+	"sync"
+
+	"github.com/wayhouse-proxy/wayhouse/modules/balancer"
+)
+
+// The choice of a backend:
+//
+//	Pick → balancer.Pick over the snapshot → reserve
+//
+// It runs in the goroutine of every new flow, takes no lock and allocates
+// nothing. Only when the first choice cannot be had, or backends were tried
+// before, the slow path builds a list of its own, in memory that is used again.
+
+// Pick chooses a backend for a flow that none of tried could serve, and takes a
+// place at it, which the caller gives back with Release. The backend is nil
+// unless the result is OK.
+func (p *Pool) Pick(f balancer.Flow, tried []netip.AddrPort) (*Backend, Result) {
+	b, r := p.pick(f, tried)
+	p.counts[r].Add(1)
+	return b, r
+}
+
+func (p *Pool) pick(f balancer.Flow, tried []netip.AddrPort) (*Backend, Result) {
+	s := p.snap.Load()
+	if s == nil {
+		return nil, NoBackend
+	}
+	if len(tried) == 0 && len(s.takes) > 0 {
+		// The snapshot may be older than what the backend says of itself.
+		if b := s.takes[p.choose(s.candids, f)]; b.takes(s.anyHealth) && b.reserve(&p.set) {
+			return b, OK
+		}
+	}
+	return p.pickSlow(s, f, tried)
+}
+
+// choose asks the balancer; an index that does not exist is the first.
+func (p *Pool) choose(c []balancer.Candidate, f balancer.Flow) int {
+	if i := p.balancer.Pick(c, f); i >= 0 && i < len(c) {
+		return i
+	}
+	return 0
+}
+
+type scratch struct {
+	backends []*Backend
+	candids  []balancer.Candidate
+}
+
+var scratches = sync.Pool{New: func() any { return new(scratch) }}
+
+func (p *Pool) pickSlow(s *snapshot, f balancer.Flow, tried []netip.AddrPort) (*Backend, Result) {
+	w := scratches.Get().(*scratch)
+	defer w.release()
+	anyHealth := p.set.OnAllDown == TryAll && !slices.ContainsFunc(s.all, func(b *Backend) bool { return b.takes(false) })
+	for _, b := range s.all {
+		if b.takes(anyHealth) && !slices.Contains(tried, b.addr) {
+			w.backends = append(w.backends, b)
+			w.candids = append(w.candids, b)
+		}
+	}
+	result := NoBackend
+	for len(w.backends) > 0 {
+		i := p.choose(w.candids, f)
+		if b := w.backends[i]; b.reserve(&p.set) {
+			return b, OK
+		}
+		result = AtCapacity
+		w.backends = slices.Delete(w.backends, i, i+1)
+		w.candids = slices.Delete(w.candids, i, i+1)
+	}
+	return nil, result
+}
+
+func (w *scratch) release() {
+	clear(w.backends)
+	clear(w.candids)
+	w.backends, w.candids = w.backends[:0], w.candids[:0]
+	scratches.Put(w)
+}

@@ -1,0 +1,285 @@
+package pool
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"go.uber.org/zap"
+
+	"github.com/wayhouse-proxy/wayhouse/modules/balancer"
+	"github.com/wayhouse-proxy/wayhouse/modules/health"
+)
+
+// Watcher deals with flows that already are at a backend. Its methods are
+// called without a lock, one at a time for a backend: from a pool's own
+// goroutine, from Stop, and from a timer. They must not block for long.
+type Watcher interface {
+	// BackendDown says that the flows of a backend that is down are to be ended
+	// (DownHold, when hold has passed, or DownClose) or moved (DownRehome).
+	BackendDown(p *Pool, addr netip.AddrPort, mode DownMode)
+
+	// BackendRemoved says that the flows of a backend that is no longer in the
+	// pool are to be ended, at once (RemovedClose) or because the
+	// drain_deadline has passed (RemovedDrain).
+	BackendRemoved(p *Pool, addr netip.AddrPort, mode RemovedMode)
+}
+
+// Pool is one config's view of the backends of one name. Config.Provision makes
+// it, and after it come SetWatcher, Start, Stop and Cleanup, in this order and
+// from one goroutine; everything else may be called from any.
+//
+// Start starts these goroutines, and Stop ends them and waits: run, which alone
+// changes the set of backends; one for each host name, which asks for its
+// addresses; and those of the health.Runner.
+type Pool struct {
+	name        string
+	set         Settings
+	targets     []target
+	weights     map[target]uint32
+	policy      string
+	balancer    balancer.Balancer
+	check       health.Check
+	healthNamed bool
+	log         *zap.Logger
+	resolver    Resolver
+	watcher     Watcher
+	counts      *counts
+	source      atomic.Uint32 // counts the use of the source addresses
+
+	snap    atomic.Pointer[snapshot]
+	wake    chan struct{} // something about a backend has changed
+	answers chan answer   // of the host names
+	cancel  context.CancelFunc
+	wg      sync.WaitGroup
+
+	// Owned by Provision, Start, run, Stop and Cleanup, in turn.
+	held   map[netip.AddrPort]*Backend // what was taken
+	names  map[string]name             // replaced, never changed
+	runner *health.Runner              // nil: no active checks
+}
+
+// snapshot is what flows choose from. It does not change.
+type snapshot struct {
+	all       []*Backend // every backend, in the order of the config
+	takes     []*Backend // those that take flows
+	candids   []balancer.Candidate
+	anyHealth bool            // every backend is down, and they are tried all the same
+	names     map[string]name // for the next config
+}
+
+// Provision sets up the pool that c describes, under a name. It checks c,
+// loads the guests and takes the backends; Cleanup gives them back. It starts
+// nothing and sends nothing.
+func (c *Config) Provision(ctx caddy.Context, name string) (*Pool, error) {
+	if err := c.Validate(); err != nil {
+		return nil, err
+	}
+	p := &Pool{
+		name:     name,
+		set:      c.settings(),
+		log:      ctx.Logger().With(zap.String("pool", name)),
+		resolver: system,
+		wake:     make(chan struct{}, 1),
+		held:     make(map[netip.AddrPort]*Backend),
+	}
+	p.targets, _ = parseTargets(c.Targets) // Validate has seen them
+	if err := p.loadBalancer(ctx, c); err != nil {
+		return nil, err
+	}
+	if err := p.loadCheck(ctx, c); err != nil {
+		return nil, err
+	}
+	p.counts = countsOf(name, p.policy)
+	for _, t := range p.targets {
+		if t.host != "" {
+			continue
+		}
+		b, err := take(name, t.addr, p.weight(t))
+		if err != nil {
+			p.Cleanup()
+			return nil, fmt.Errorf("targets: %s: %w", t, err)
+		}
+		p.held[t.addr] = b
+	}
+	return p, nil
+}
+
+func (p *Pool) loadBalancer(ctx caddy.Context, c *Config) (err error) {
+	if c.BalancerRaw, _, err = kind(c.BalancerRaw, "policy", "round_robin"); err != nil {
+		return fmt.Errorf("balancer%w", err)
+	}
+	m, err := ctx.LoadModule(c, "BalancerRaw")
+	if err != nil {
+		return fmt.Errorf("balancer: %w", err)
+	}
+	b, ok := m.(balancer.Balancer)
+	if !ok {
+		return fmt.Errorf("balancer: %T is not a balancer", m)
+	}
+	p.balancer = b
+	p.policy = m.(caddy.Module).CaddyModule().ID.Name()
+	w, ok := b.(balancer.Weigher)
+	if !ok {
+		return nil
+	}
+	p.weights = make(map[target]uint32)
+	for s, n := range w.Weights() {
+		t, err := parseTarget(s)
+		switch {
+		case err != nil:
+			return fmt.Errorf("balancer.weights: %w", err)
+		case !slices.Contains(p.targets, t):
+			return fmt.Errorf("balancer.weights: %q is not one of the targets", s)
+		case n < 1:
+			return fmt.Errorf("balancer.weights: %q: 0 is less than 1", s)
+		}
+		if _, ok := p.weights[t]; ok {
+			return fmt.Errorf("balancer.weights: %q has a weight already", s)
+		}
+		p.weights[t] = n
+	}
+	return nil
+}
+
+func (p *Pool) loadCheck(ctx caddy.Context, c *Config) (err error) {
+	if c.HealthRaw, p.healthNamed, err = kind(c.HealthRaw, "check", "tcp_connect"); err != nil {
+		return fmt.Errorf("health%w", err)
+	}
+	m, err := ctx.LoadModule(c, "HealthRaw")
+	if err != nil {
+		return fmt.Errorf("health: %w", err)
+	}
+	check, ok := m.(health.Check)
+	if !ok {
+		return fmt.Errorf("health: %T is not a health check", m)
+	}
+	// A kind with a Provision of its own may have left this out.
+	s := check.Common()
+	if err := errors.Join(s.Provision(ctx), s.Validate()); err != nil {
+		return fmt.Errorf("health: %w", err)
+	}
+	s.Sources = p.set.SourceAddresses
+	p.check = check
+	return nil
+}
+
+// kind returns a guest's config with the key that names it, and whether it had
+// the key.
+func kind(raw json.RawMessage, name, def string) (json.RawMessage, bool, error) {
+	if raw = bytes.TrimSpace(raw); len(raw) == 0 || string(raw) == "null" {
+		raw = json.RawMessage("{}")
+	}
+	var m map[string]json.RawMessage
+	if err := json.Unmarshal(raw, &m); err != nil {
+		return nil, false, fmt.Errorf(": %w", err)
+	}
+	if v, ok := m[name]; ok {
+		var s string
+		if json.Unmarshal(v, &s) != nil || s == "" {
+			return nil, false, fmt.Errorf(".%s: %s is not a name; leave it out for %s", name, v, def)
+		}
+		return raw, true, nil
+	}
+	m[name], _ = json.Marshal(def) // a string
+	raw, err := json.Marshal(m)
+	return raw, false, err
+}
+
+// weight of the addresses of a target.
+func (p *Pool) weight(t target) uint32 {
+	if n, ok := p.weights[t]; ok {
+		return n
+	}
+	return 1
+}
+
+// Cleanup gives back the backends.
+func (p *Pool) Cleanup() error {
+	for _, b := range p.held {
+		b.give()
+	}
+	p.held = nil
+	return nil
+}
+
+// Name is the pool's name.
+func (p *Pool) Name() string { return p.name }
+
+// Policy is the name of the balancer.
+func (p *Pool) Policy() string { return p.policy }
+
+// Settings are the pool's options, with the defaults. They must not be changed.
+func (p *Pool) Settings() *Settings { return &p.set }
+
+// HealthNamed reports whether the config names a check.
+func (p *Pool) HealthNamed() bool { return p.healthNamed }
+
+// ErrHealthUnnamed says what is wrong with a pool for which HealthNamed is
+// false and that only UDP listeners use.
+var ErrHealthUnnamed = errors.New("health.check: missing, and the default, tcp_connect, cannot succeed at a backend that speaks UDP only; " +
+	"name udp_probe with what to send, http with a port, or none")
+
+// SetWatcher sets who deals with the flows of backends that go away. Without
+// one they are left.
+func (p *Pool) SetWatcher(w Watcher) { p.watcher = w }
+
+func (p *Pool) tellRemoved(addr netip.AddrPort, mode RemovedMode) {
+	if p.watcher != nil {
+		p.watcher.BackendRemoved(p, addr, mode)
+	}
+}
+
+// Source returns the address to reach a backend from, the next in turn of its
+// family; an invalid one leaves it to the kernel.
+func (p *Pool) Source(to netip.Addr) netip.Addr {
+	list := p.set.SourceAddresses
+	if len(list) == 0 {
+		return netip.Addr{}
+	}
+	start := int(p.source.Add(1) % uint32(len(list)))
+	for i := range list {
+		if a := list[(start+i)%len(list)]; a.Is4() == to.Is4() {
+			return a
+		}
+	}
+	return netip.Addr{}
+}
+
+// Backends returns every backend in the order of the config. It must not be
+// changed.
+func (p *Pool) Backends() []*Backend {
+	if s := p.snap.Load(); s != nil {
+		return s.all
+	}
+	return nil
+}
+
+// String names the pool and its targets, for errors.
+func (p *Pool) String() string {
+	s := make([]string, len(p.targets))
+	for i, t := range p.targets {
+		s[i] = t.String()
+	}
+	return p.name + " (" + strings.Join(s, " ") + ")"
+}
+
+// poke has run look at the backends again.
+func (p *Pool) poke() {
+	select {
+	case p.wake <- struct{}{}:
+	default:
+	}
+}
+
+// firstAnswer bounds how long Start waits for host names.
+const firstAnswer = time.Second

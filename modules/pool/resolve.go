@@ -1,0 +1,155 @@
+package pool
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"slices"
+	"time"
+
+	"go.uber.org/zap"
+)
+
+// Resolver finds the addresses of a host name. It is called from a goroutine of
+// each name, with a deadline in ctx.
+type Resolver interface {
+	// Lookup returns the addresses and how long they hold. When err is not nil
+	// the addresses that were found are some of all.
+	Lookup(ctx context.Context, host string) (addrs []netip.Addr, ttl time.Duration, err error)
+}
+
+// How often a name is resolved.
+const (
+	minTTL   = time.Second
+	maxTTL   = 5 * time.Minute
+	minRetry = time.Second // after a failure, doubled with each
+	maxRetry = 30 * time.Second
+	lookup   = 5 * time.Second // how long one may take
+)
+
+// maxAddresses bounds the backends that one name can stand for.
+const maxAddresses = 1024
+
+// name is what is known of a host name.
+type name struct {
+	addrs []netip.Addr // sorted
+	due   time.Time    // of the next look-up
+}
+
+// answer is what a look-up has found.
+type answer struct {
+	host  string
+	addrs []netip.Addr
+	due   time.Time
+	err   error
+}
+
+var errNoAddress = errors.New("the name has no address")
+
+// follow starts a goroutine for each host name, and waits for the first answers
+// of those that the running pool of the same name does not know.
+func (p *Pool) follow(ctx context.Context) {
+	var known map[string]name
+	if q := newest(p.name); q != nil {
+		known = q.snap.Load().names
+	}
+	p.names = make(map[string]name)
+	missing := 0
+	for _, t := range p.targets {
+		if _, ok := p.names[t.host]; ok || t.host == "" {
+			continue
+		}
+		n := known[t.host]
+		p.names[t.host] = n
+		if len(n.addrs) == 0 {
+			n.due = time.Time{}
+			missing++
+		}
+		p.wg.Go(func() { p.followName(ctx, t.host, n.due) })
+	}
+	if missing == 0 {
+		return
+	}
+	timeout := time.NewTimer(firstAnswer)
+	defer timeout.Stop()
+	waiting := make(map[string]bool)
+	for h, n := range p.names {
+		waiting[h] = len(n.addrs) == 0
+	}
+	for missing > 0 {
+		select {
+		case a := <-p.answers:
+			p.answered(a)
+			if waiting[a.host] {
+				waiting[a.host] = false
+				missing--
+			}
+		case <-timeout.C:
+			return
+		}
+	}
+}
+
+// followName resolves a name for as long as ctx lives. run, or follow before
+// it, takes the answers.
+func (p *Pool) followName(ctx context.Context, host string, due time.Time) {
+	timer := time.NewTimer(time.Until(due))
+	defer timer.Stop()
+	retry := minRetry
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-timer.C:
+		}
+		lctx, cancel := context.WithTimeout(ctx, lookup)
+		addrs, ttl, err := p.resolver.Lookup(lctx, host)
+		cancel()
+		if ctx.Err() != nil {
+			return
+		}
+		if err == nil && len(addrs) == 0 {
+			err = errNoAddress
+		}
+		wait := min(max(ttl, minTTL), maxTTL)
+		if err != nil {
+			wait, retry = retry, min(2*retry, maxRetry)
+		} else {
+			retry = minRetry
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case p.answers <- answer{host, addrs, time.Now().Add(wait), err}:
+		}
+		timer.Reset(wait)
+	}
+}
+
+// answered takes in an answer. A failure adds what was found and takes nothing
+// away.
+func (p *Pool) answered(a answer) {
+	old := p.names[a.host]
+	addrs := make([]netip.Addr, 0, len(a.addrs))
+	for _, ip := range a.addrs {
+		addrs = append(addrs, ip.Unmap())
+	}
+	if a.err != nil {
+		p.log.Warn("resolving a target failed", zap.String("upstream", a.host), zap.Error(a.err),
+			zap.Int("addresses_kept", len(old.addrs)), zap.Duration("retry_in", time.Until(a.due).Round(time.Millisecond)))
+		addrs = append(addrs, old.addrs...)
+	}
+	slices.SortFunc(addrs, netip.Addr.Compare)
+	addrs = slices.Compact(addrs)
+	if len(addrs) > maxAddresses {
+		p.log.Warn("a target has more addresses than are used", zap.String("upstream", a.host),
+			zap.Int("addresses", len(addrs)), zap.Int("used", maxAddresses))
+		addrs = addrs[:maxAddresses]
+	}
+	names := make(map[string]name, len(p.names))
+	for h, n := range p.names {
+		names[h] = n
+	}
+	names[a.host] = name{addrs, a.due}
+	p.names = names
+}

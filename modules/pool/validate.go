@@ -1,0 +1,182 @@
+package pool
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+)
+
+// Validate checks what needs no guest module. Every error begins with the key
+// it is about.
+func (c *Config) Validate() error {
+	if _, err := parseTargets(c.Targets); err != nil {
+		return fmt.Errorf("targets: %w", err)
+	}
+	if err := c.PerBackend.validate(); err != nil {
+		return fmt.Errorf("per_backend.%w", err)
+	}
+	for _, d := range []struct {
+		key  string
+		v    *caddy.Duration
+		hint string
+	}{
+		{"connect_timeout", c.ConnectTimeout, "leave it out for 300ms"},
+		{"idle_timeout", c.IdleTimeout, "leave it out for 90s"},
+		{"hold", c.Hold, "use on_backend_down close to end flows at once"},
+	} {
+		if d.v != nil && *d.v <= 0 {
+			return fmt.Errorf("%s: %v is not above zero; %s", d.key, time.Duration(*d.v), d.hint)
+		}
+	}
+	switch {
+	case c.MaxLifetime < 0:
+		return fmt.Errorf("max_lifetime: %v is below zero; leave it out for no limit", time.Duration(c.MaxLifetime))
+	case c.DrainDeadline < 0:
+		return fmt.Errorf("drain_deadline: %v is below zero; leave it out for none", time.Duration(c.DrainDeadline))
+	case c.MaxTries != nil && *c.MaxTries < 1:
+		return fmt.Errorf("max_tries: %d is less than 1, the first try", *c.MaxTries)
+	case c.Keepalive != nil && *c.Keepalive < 0:
+		return fmt.Errorf(`keepalive: %v is below zero; use "off"`, time.Duration(*c.Keepalive))
+	}
+	if err := oneOf("on_all_down", c.OnAllDown, Refuse, TryAll); err != nil {
+		return err
+	}
+	if err := oneOf("on_backend_down", c.OnBackendDown, DownHold, DownClose, DownRehome); err != nil {
+		return err
+	}
+	if err := oneOf("on_backend_removed", c.OnBackendRemoved, RemovedDrain, RemovedClose); err != nil {
+		return err
+	}
+	if c.Hold != nil && c.OnBackendDown != "" && c.OnBackendDown != DownHold {
+		return fmt.Errorf("hold: on_backend_down is %s, which does not wait; leave hold out, or set on_backend_down to hold", c.OnBackendDown)
+	}
+	if c.DrainDeadline != 0 && c.OnBackendRemoved == RemovedClose {
+		return errors.New("drain_deadline: on_backend_removed is close, which does not wait; leave drain_deadline out, or set on_backend_removed to drain")
+	}
+	return validSources(c.SourceAddresses)
+}
+
+func (p *PerBackend) validate() error {
+	if p.MaxSessions != nil && *p.MaxSessions < 1 {
+		return fmt.Errorf("max_sessions: %d is less than 1; leave it out for no limit", *p.MaxSessions)
+	}
+	if n := p.MaxNewPerSec; n != nil && (*n < 1 || *n > 1_000_000) {
+		return fmt.Errorf("max_new_per_sec: %d is not between 1 and 1000000; leave it out for no limit", *n)
+	}
+	return nil
+}
+
+func oneOf[T ~string](key string, v T, allowed ...T) error {
+	if v == "" || slices.Contains(allowed, v) {
+		return nil
+	}
+	names := make([]string, len(allowed))
+	for i, a := range allowed {
+		names[i] = string(a)
+	}
+	return fmt.Errorf("%s: %q is none of %s", key, v, strings.Join(names, ", "))
+}
+
+func validSources(list []string) error {
+	seen := make(map[netip.Addr]bool)
+	for _, s := range list {
+		a, err := netip.ParseAddr(s)
+		switch a = a.Unmap(); {
+		case err != nil:
+			return fmt.Errorf("source_addresses: %q is not an IP address", s)
+		case a.IsUnspecified() || a.IsMulticast():
+			return fmt.Errorf("source_addresses: %s is no address to connect from", a)
+		case seen[a]:
+			return fmt.Errorf("source_addresses: %s is listed twice", a)
+		}
+		seen[a] = true
+	}
+	return nil
+}
+
+// target is one entry of targets: an address, or a host name and a port.
+type target struct {
+	addr netip.AddrPort // unset for a host name
+	host string         // lower case, without the final dot; "" for an address
+	port uint16
+}
+
+func (t target) String() string {
+	if t.host == "" {
+		return t.addr.String()
+	}
+	return net.JoinHostPort(t.host, strconv.Itoa(int(t.port)))
+}
+
+func parseTargets(list []string) ([]target, error) {
+	if len(list) == 0 {
+		return nil, errors.New("none; give at least one, ip:port or host:port")
+	}
+	seen := make(map[target]bool)
+	targets := make([]target, 0, len(list))
+	for _, s := range list {
+		t, err := parseTarget(s)
+		if err != nil {
+			return nil, err
+		}
+		if seen[t] {
+			return nil, fmt.Errorf("%q is listed twice", s)
+		}
+		seen[t] = true
+		targets = append(targets, t)
+	}
+	return targets, nil
+}
+
+// parseTarget reads ip:port or host:port. IPv4-mapped addresses become IPv4.
+func parseTarget(s string) (target, error) {
+	host, p, err := net.SplitHostPort(s)
+	if err != nil {
+		return target{}, fmt.Errorf("%q is neither ip:port nor host:port", s)
+	}
+	port, err := strconv.ParseUint(p, 10, 16)
+	if err != nil || port == 0 {
+		return target{}, fmt.Errorf("%q: the port is not a number from 1 to 65535", s)
+	}
+	if a, err := netip.ParseAddr(host); err == nil {
+		if a = a.Unmap(); a.IsUnspecified() || a.IsMulticast() {
+			return target{}, fmt.Errorf("%q is not the address of one host", s)
+		}
+		return target{addr: netip.AddrPortFrom(a, uint16(port)), port: uint16(port)}, nil
+	}
+	name := strings.TrimSuffix(strings.ToLower(host), ".")
+	if !validHost(name) {
+		return target{}, fmt.Errorf("%q: %q is neither an IP address nor a host name", s, host)
+	}
+	return target{host: name, port: uint16(port)}, nil
+}
+
+// validHost reports whether a name can be a host's. One whose last label is a
+// number is a mistyped address.
+func validHost(name string) bool {
+	if name == "" || len(name) > 253 {
+		return false
+	}
+	last := ""
+	for last = range strings.SplitSeq(name, ".") {
+		if last == "" || len(last) > 63 || last[0] == '-' || last[len(last)-1] == '-' {
+			return false
+		}
+		for i := range len(last) {
+			switch c := last[i]; {
+			case 'a' <= c && c <= 'z', '0' <= c && c <= '9', c == '-', c == '_':
+			default:
+				return false
+			}
+		}
+	}
+	_, err := strconv.Atoi(last)
+	return err != nil
+}
