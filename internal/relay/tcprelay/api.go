@@ -3,20 +3,20 @@
 package tcprelay
 
 import (
-	"errors"
 	"net/netip"
 	"time"
 
 	"go.uber.org/zap"
 
 	"github.com/wayhouse-proxy/wayhouse/internal/relay"
-	"github.com/wayhouse-proxy/wayhouse/internal/sock"
 )
 
 // Options are the settings of an engine.
 type Options struct {
 	Workers int // at least 1, at most 127
 	Logger  *zap.Logger
+
+	noSplice bool // tests: copy whatever the size
 }
 
 // Decision is what an Acceptor wants done with a new connection.
@@ -55,7 +55,10 @@ type Dialer interface {
 	Next(client, local netip.AddrPort, attempt int, tried []*relay.Path) (t Target, ok bool)
 
 	// GaveUp hears, instead of any Closed, that no backend could be reached and
-	// the client's connection is closed.
+	// the client's connection is closed. When the client, an operator or the
+	// engine's end cuts a connect short, the owner of its path has heard
+	// ConnectFailed with relay.Shortage and ECANCELED before, so that the place
+	// Next has reserved is always given back by the same call.
 	GaveUp(client netip.AddrPort, why relay.Reason)
 }
 
@@ -66,6 +69,7 @@ type Target struct {
 	ConnectTimeout time.Duration // above 0
 	KeepAlive      time.Duration // interval of TCP keepalive probes on both sides; 0: off
 	NoDelay        bool          // TCP_NODELAY on both sides
+	Header         []byte        // sent to the backend before anything else, such as a PROXY header; the engine only reads it
 }
 
 // Flow is a client connection to hand to the engine.
@@ -76,47 +80,3 @@ type Flow struct {
 	Dialer        Dialer
 	Done          func() // called once, from a worker, after the connection has ended; may be nil
 }
-
-// Engine runs the workers.
-type Engine struct{}
-
-// New starts an engine.
-func New(o Options) (*Engine, error) { return &Engine{}, nil }
-
-// Workers is the number of workers.
-func (e *Engine) Workers() int { return 1 }
-
-// Close ends every connection with relay.Drain and the workers, and waits.
-func (e *Engine) Close() {}
-
-// Listen binds addr, one SO_REUSEPORT socket a worker. The caller has probed it.
-func (e *Engine) Listen(addr netip.AddrPort, o sock.Options, a Acceptor) (*Endpoint, error) {
-	return nil, errors.ErrUnsupported
-}
-
-// Forward hands a connection to a worker.
-func (e *Engine) Forward(f Flow) error { return errors.ErrUnsupported }
-
-// Conns counts the live connections, connecting ones included.
-func (e *Engine) Conns() int { return 0 }
-
-// Flows calls yield for each live connection until it returns false.
-func (e *Engine) Flows(yield func(*relay.Info) bool) {}
-
-// Flow is the connection of that ID.
-func (e *Engine) Flow(id relay.ID) (relay.Info, bool) { return relay.Info{}, false }
-
-// CloseFlow ends one connection.
-func (e *Engine) CloseFlow(id relay.ID, why relay.Reason) bool { return false }
-
-// ClosePaths ends the connections whose path match selects; it returns without waiting.
-func (e *Engine) ClosePaths(match func(*relay.Path) bool, why relay.Reason) {}
-
-// Endpoint is one bound address.
-type Endpoint struct{}
-
-// Addr is the bound address.
-func (ep *Endpoint) Addr() netip.AddrPort { return netip.AddrPort{} }
-
-// Close accepts what is queued, then closes the listening sockets. Connections live on.
-func (ep *Endpoint) Close() {}

@@ -1,0 +1,179 @@
+package tcprelay
+
+import (
+	"net/netip"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/wayhouse-proxy/wayhouse/internal/relay"
+	"github.com/wayhouse-proxy/wayhouse/internal/sock"
+)
+
+// maxTries bounds the backends tried for one connection, against a dialer that
+// never runs out.
+const maxTries = 64
+
+// pending is what a connection needs only until a backend is connected.
+type pending struct {
+	dialer        Dialer
+	target        Target
+	client, local netip.AddrPort
+	prefix        []byte
+	tries         int
+	tried         []*relay.Path
+}
+
+// pends lends out pending structs.
+type pends struct {
+	list []*pending
+	free []uint32
+}
+
+func (ps *pends) take() (ref, *pending) {
+	if n := len(ps.free); n > 0 {
+		i := ps.free[n-1]
+		ps.free = ps.free[:n-1]
+		return ref(i + 1), ps.list[i]
+	}
+	ps.list = append(ps.list, new(pending))
+	return ref(len(ps.list)), ps.list[len(ps.list)-1]
+}
+
+func (ps *pends) at(r ref) *pending { return ps.list[r-1] }
+
+func (ps *pends) give(r ref) {
+	p := ps.list[r-1]
+	clear(p.tried)
+	*p = pending{tried: p.tried[:0]}
+	ps.free = append(ps.free, uint32(r-1))
+}
+
+// open starts a connection. Its client socket is watched from here on; the
+// bytes that come before the backend is connected wait in it.
+func (w *worker) open(f Flow, fl flags) {
+	slot, c := w.slab.take()
+	w.current = handle{slot, c.gen}
+	w.conns.Add(1)
+	c.state = connecting
+	c.flags = fl
+	c.fd = [2]int32{int32(f.FD), -1}
+	c.start, c.last, c.due = w.now, w.now, never
+	c.setAddrs(f.Client, f.Local)
+	var p *pending
+	c.pend, p = w.pends.take()
+	p.dialer, p.client, p.local, p.prefix = f.Dialer, f.Client, f.Local, f.Prefix
+	if f.Done != nil {
+		c.flags |= finished
+		w.done[slot] = f.Done
+	}
+	if w.watch(c.fd[client], slot, c, client) != 0 {
+		w.abandon(slot, c, relay.Error)
+		return
+	}
+	w.dial(slot, c)
+}
+
+// dial tries the backends that the dialer names until one is being connected.
+func (w *worker) dial(slot uint32, c *conn) {
+	p := w.pends.at(c.pend)
+	for p.tries < maxTries {
+		t, ok := p.dialer.Next(p.client, p.local, p.tries, p.tried)
+		if !ok {
+			break
+		}
+		p.tries++
+		p.target = t
+		c.path = w.paths.take(t.Path)
+		c.try++
+		fd, errno := sock.DialTCP(t.Path.Backend, t.Source)
+		if errno == 0 || errno == unix.EINPROGRESS {
+			if e := w.watch(int32(fd), slot, c, backend); e != 0 {
+				closeFD(int32(fd))
+				w.connectFailed(slot, c, relay.Shortage, e)
+				continue
+			}
+			c.fd[backend] = int32(fd)
+			if errno == 0 {
+				w.connected(slot, c)
+				return
+			}
+			c.due = w.now + int64(t.ConnectTimeout)
+			w.schedule(slot, c)
+			return
+		}
+		if f := relay.ConnectFailure(errno); f == relay.Shortage {
+			w.pipes.trim()
+			w.connectFailed(slot, c, f, errno)
+		} else {
+			w.connectFailed(slot, c, f, errno)
+		}
+	}
+	w.abandon(slot, c, relay.Error)
+}
+
+// connectFailed tells the owner and gives up this try.
+func (w *worker) connectFailed(slot uint32, c *conn, f relay.Failure, errno syscall.Errno) {
+	p := w.pends.at(c.pend)
+	path := w.paths.at(c.path)
+	w.unschedule(slot, c)
+	c.due = never
+	w.paths.give(c.path)
+	c.path = 0
+	if c.fd[backend] >= 0 {
+		closeFD(c.fd[backend])
+		c.fd[backend] = -1
+	}
+	p.tried = append(p.tried, path)
+	path.Owner.ConnectFailed(path, f, errno)
+}
+
+// abandon ends a connection that has no backend.
+func (w *worker) abandon(slot uint32, c *conn, why relay.Reason) {
+	if c.path != 0 {
+		w.connectFailed(slot, c, relay.Shortage, syscall.ECANCELED)
+	}
+	p := w.pends.at(c.pend)
+	dialer, addr := p.dialer, p.client
+	w.release(slot, c)
+	dialer.GaveUp(addr, why)
+}
+
+// connected starts the pump.
+func (w *worker) connected(slot uint32, c *conn) {
+	p := w.pends.at(c.pend)
+	t := &p.target
+	for side, fd := range c.fd {
+		if on := t.NoDelay; on != (side == client && c.has(noDelay)) {
+			v := int32(0)
+			if on {
+				v = 1
+			}
+			setInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, v)
+		}
+		if t.KeepAlive > 0 {
+			s := int32(max(t.KeepAlive/time.Second, 1))
+			setInt(fd, unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, s)
+			setInt(fd, unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, s)
+			setInt(fd, unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1)
+		}
+	}
+	first := p.prefix
+	if len(t.Header) > 0 && len(first) > 0 {
+		first = append(append(make([]byte, 0, len(t.Header)+len(first)), t.Header...), first...)
+	} else if len(first) == 0 {
+		first = t.Header
+	}
+	if len(first) > 0 {
+		c.spill[client] = w.spills.lend(first)
+		c.held[client] = uint32(len(first))
+	}
+	w.pends.give(c.pend)
+	c.pend = 0
+	c.state = established
+	c.last = w.now
+	c.flags |= on(writable, client) | on(writable, backend)
+	w.schedule(slot, c)
+	w.pump(slot, c)
+}
