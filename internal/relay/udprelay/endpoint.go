@@ -1,0 +1,271 @@
+package udprelay
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/wayhouse-proxy/wayhouse/internal/relay"
+	"github.com/wayhouse-proxy/wayhouse/internal/sock"
+)
+
+// Endpoint is one bound address. Its sockets stay the same as long as it
+// lives, or the kernel would move clients between the workers.
+type Endpoint struct {
+	engine   *Engine
+	addr     netip.AddrPort
+	acceptor Acceptor
+	index    uint32 // in the workers' tables
+	sockets  []*socket
+	sessions atomic.Int64
+	close    sync.Once
+}
+
+// socket is an endpoint's socket on one worker.
+type socket struct {
+	ep       *Endpoint
+	fd       int
+	gen      uint32
+	v6       bool
+	wildcard bool
+	local    [16]byte // IPv4 mapped; of a wildcard nothing
+	sessions int      // of the worker, which alone touches it
+
+	mu     sync.RWMutex // held by those who are not the worker while they use fd
+	closed bool
+}
+
+// Addr is the bound address.
+func (ep *Endpoint) Addr() netip.AddrPort { return ep.addr }
+
+// Sessions counts the live sessions of the endpoint, held ones included.
+func (ep *Endpoint) Sessions() int { return int(ep.sessions.Load()) }
+
+// Close ends the endpoint's sessions for the given reason, closes its sockets
+// and waits for that. Callbacks must not call it.
+func (ep *Endpoint) Close(why relay.Reason) {
+	ep.close.Do(func() {
+		closed := make(chan struct{}, len(ep.sockets))
+		for i, w := range ep.engine.workers {
+			so := ep.sockets[i]
+			if !w.post(func(w *worker) { w.shut(so, why, func() { closed <- struct{}{} }) }) {
+				so.shut() // the engine is closed; it has ended the sessions
+				closed <- struct{}{}
+			}
+		}
+		for i := range ep.sockets {
+			select {
+			case <-closed:
+			case <-ep.engine.workers[i].done:
+			}
+		}
+		ep.engine.forget(ep)
+	})
+}
+
+// shut closes an endpoint's socket on this worker once its sessions are ended.
+// The socket takes nothing in meanwhile.
+func (w *worker) shut(so *socket, why relay.Reason, done func()) {
+	w.flushDown()
+	unix.EpollCtl(w.epfd, unix.EPOLL_CTL_DEL, so.fd, nil)
+	so.gen = 1 << 31 // no event has that
+	finish := func(w *worker) {
+		w.flushDown()
+		w.downSo = nil
+		w.sockets[so.ep.index] = nil
+		so.shut()
+		done()
+	}
+	if so.sessions == 0 {
+		finish(w)
+		return
+	}
+	w.walks = append(w.walks, &walk{
+		visit: func(w *worker, slot uint32) bool {
+			if w.slab.at(slot).ep != so.ep.index {
+				return false
+			}
+			w.end(slot, why)
+			return true
+		},
+		done: finish,
+	})
+}
+
+func (so *socket) shut() {
+	so.mu.Lock()
+	defer so.mu.Unlock()
+	if !so.closed {
+		so.closed = true
+		closeFD(so.fd)
+	}
+}
+
+// add makes the worker listen to an endpoint's socket.
+func (w *worker) add(so *socket) error {
+	i := so.ep.index
+	for len(w.sockets) <= int(i) {
+		w.sockets = append(w.sockets, nil)
+	}
+	w.event = unix.EpollEvent{Events: edge, Fd: int32(i), Pad: int32(kindSocket<<24 | so.gen)}
+	if errno := epollAdd(w.epfd, so.fd, &w.event); errno != 0 {
+		return fmt.Errorf("epoll_ctl: %w", errno)
+	}
+	w.sockets[i] = so
+	return nil
+}
+
+func newSocket(ep *Endpoint, fd int, gen uint32, off offload) *socket {
+	so := &socket{ep: ep, fd: fd, gen: gen, v6: !ep.addr.Addr().Is4(), wildcard: ep.addr.Addr().IsUnspecified()}
+	if !so.wildcard {
+		so.local = ep.addr.Addr().As16()
+	}
+	if off.gro {
+		setGRO(fd)
+	}
+	return so
+}
+
+// address writes the client's address as this socket wants it and returns its
+// length.
+func (so *socket) address(n *unix.RawSockaddrInet6, k *key) uint32 {
+	if !so.v6 {
+		n4 := (*unix.RawSockaddrInet4)(unsafe.Pointer(n))
+		n4.Family, n4.Port, n4.Addr = unix.AF_INET, k.port, [4]byte(k.client[12:])
+		return unix.SizeofSockaddrInet4
+	}
+	n.Family, n.Port, n.Flowinfo, n.Addr, n.Scope_id = unix.AF_INET6, k.port, 0, k.client, k.scope
+	return unix.SizeofSockaddrInet6
+}
+
+// source writes the control message that makes a reply leave from the address
+// the client has hit, and returns its length. Where the socket is bound to
+// that address there is nothing to say.
+func (so *socket) source(c *control, k *key) int {
+	if !so.wildcard {
+		return 0
+	}
+	if !so.v6 {
+		// The interface is left to the kernel; ipi_spec_dst is the source.
+		var p [unix.SizeofInet4Pktinfo]byte
+		copy(p[4:8], k.local[12:])
+		return c.put(0, unix.IPPROTO_IP, unix.IP_PKTINFO, p[:])
+	}
+	// A mapped address tells a dual-stack socket to send by IPv4.
+	var p unix.Inet6Pktinfo
+	p.Addr = k.local
+	if linkLocal(&k.local) {
+		p.Ifindex = k.scope
+	}
+	return c.put(0, unix.IPPROTO_IPV6, unix.IPV6_PKTINFO, (*[unix.SizeofInet6Pktinfo]byte)(unsafe.Pointer(&p))[:])
+}
+
+// letter is a datagram sent by somebody who is not the worker.
+type letter struct {
+	hdr  unix.Msghdr
+	buf  unix.Iovec
+	name unix.RawSockaddrInet6
+	ctl  control
+}
+
+var letters = sync.Pool{New: func() any { return new(letter) }}
+
+// post sends one datagram to the client of k. Any goroutine may call it.
+func (so *socket) post(p []byte, k *key) unix.Errno {
+	l := letters.Get().(*letter)
+	defer letters.Put(l)
+	l.hdr = unix.Msghdr{Name: (*byte)(unsafe.Pointer(&l.name)), Iov: &l.buf}
+	l.hdr.Namelen = so.address(&l.name, k)
+	l.hdr.SetIovlen(1)
+	l.buf.Base = unsafe.SliceData(p)
+	l.buf.SetLen(len(p))
+	if k.local != ([16]byte{}) {
+		if n := so.source(&l.ctl, k); n > 0 {
+			l.hdr.Control = (*byte)(unsafe.Pointer(&l.ctl))
+			l.hdr.SetControllen(n)
+		}
+	}
+	so.mu.RLock()
+	defer so.mu.RUnlock()
+	if so.closed {
+		return unix.EBADF
+	}
+	errno := sendmsg(so.fd, &l.hdr)
+	l.buf.Base = nil
+	return errno
+}
+
+// WriteTo sends a datagram to a client from local, outside any session. It
+// never waits, and any goroutine and callback may call it. Without local the
+// kernel chooses the source on a wildcard endpoint. A link-local client is out
+// of its reach.
+func (ep *Endpoint) WriteTo(p []byte, client, local netip.AddrPort) error {
+	if ep.addr.Addr().Is4() && !client.Addr().Unmap().Is4() {
+		return fmt.Errorf("udp/%s: %w", ep.addr, unix.EAFNOSUPPORT)
+	}
+	k := key{client: client.Addr().As16(), port: swap(client.Port())}
+	if local.IsValid() && !local.Addr().IsUnspecified() {
+		k.local = local.Addr().As16()
+	}
+	switch errno := ep.sockets[0].post(p, &k); errno {
+	case 0:
+		return nil
+	case unix.EBADF:
+		return net.ErrClosed
+	default:
+		return &net.OpError{Op: "write", Net: "udp", Addr: net.UDPAddrFromAddrPort(client), Err: errno}
+	}
+}
+
+// Listen binds addr, one SO_REUSEPORT socket a worker. The caller has probed
+// it (sock.Probe). With port 0 the first socket picks the port.
+func (e *Engine) Listen(addr netip.AddrPort, o sock.Options, a Acceptor) (*Endpoint, error) {
+	var fds []int
+	fail := func(err error) (*Endpoint, error) {
+		for _, fd := range fds {
+			closeFD(fd)
+		}
+		return nil, err
+	}
+	for range e.workers {
+		fd, err := sock.ListenUDP(addr, o)
+		if err != nil {
+			return fail(fmt.Errorf("udp/%s: %w", addr, err))
+		}
+		fds = append(fds, fd)
+		if addr.Port() == 0 {
+			bound, err := sock.LocalAddr(fd)
+			if err != nil {
+				return fail(err)
+			}
+			addr = netip.AddrPortFrom(addr.Addr(), bound.Port())
+		}
+	}
+	ep := &Endpoint{engine: e, addr: addr, acceptor: a}
+	gen, ok := e.register(ep)
+	if !ok {
+		return fail(net.ErrClosed)
+	}
+	for _, fd := range fds {
+		ep.sockets = append(ep.sockets, newSocket(ep, fd, gen, e.offload))
+	}
+	for i, w := range e.workers {
+		var err error
+		if !w.call(func(w *worker) { err = w.add(ep.sockets[i]) }) {
+			err = net.ErrClosed
+		}
+		if err != nil {
+			for _, w := range e.workers[:i] {
+				w.call(func(w *worker) { w.sockets[ep.index] = nil })
+			}
+			e.forget(ep)
+			return fail(fmt.Errorf("udp/%s: %w", addr, err))
+		}
+	}
+	return ep, nil
+}
