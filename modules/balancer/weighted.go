@@ -103,17 +103,30 @@ func (w *Weighted) step(total uint64) uint64 {
 	return s
 }
 
+// stride looks at the numbers around the golden section for one that has no
+// factor in common with total, and, of those, the most irrational one: the
+// smaller the largest quotient of Euclid's algorithm, the more even the walk.
 func stride(total uint64) uint64 {
 	mid := uint64(float64(total)/math.Phi + 0.5)
-	for d := uint64(0); d < total; d++ {
-		if gcd(total, mid+d) == 1 {
-			return mid + d
-		}
-		if d <= mid && gcd(total, mid-d) == 1 {
-			return mid - d
+	best, least := uint64(1), uint64(math.MaxUint64)
+	for d := uint64(0); d < 64 && d < total; d++ {
+		for _, s := range [2]uint64{mid + d, mid - min(d, mid)} {
+			if q, ok := quotient(total, s); ok && q < least {
+				best, least = s, q
+			}
 		}
 	}
-	return 1
+	return best
+}
+
+// quotient returns the largest quotient of Euclid's algorithm, and whether a
+// and b have no factor in common.
+func quotient(a, b uint64) (largest uint64, coprime bool) {
+	for b != 0 {
+		largest = max(largest, a/b)
+		a, b = b, a%b
+	}
+	return largest, a == 1
 }
 
 func gcd(a, b uint64) uint64 {
