@@ -30,6 +30,8 @@ type Rhythm struct {
 	mu      sync.Mutex
 	running bool
 	last    time.Time // start of the last check
+	before  time.Time // start of the one before
+	first   time.Time // when the first is planned
 }
 
 // claim starts a check, or says when to ask again.
@@ -39,26 +41,42 @@ func (r *Rhythm) claim(now time.Time, interval time.Duration) (next time.Time, o
 	if due := r.last.Add(interval); !r.last.IsZero() && due.After(now) {
 		return due, false
 	}
-	next = now.Add(interval)
 	if r.running {
-		return next, false
+		return now.Add(interval / 8), false
 	}
-	r.running, r.last = true, now
-	return next, true
+	r.running, r.last, r.before = true, now, r.last
+	return now.Add(interval), true
 }
 
-// due returns when the next check is to start, and false for a backend that
-// has never been checked.
-func (r *Rhythm) due(interval time.Duration) (time.Time, bool) {
+// due returns when to claim, and false for a backend that has no plan yet. A check in progress is another Runner's, which may cut it short.
+func (r *Rhythm) due(now time.Time, interval time.Duration) (time.Time, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.last.Add(interval), !r.last.IsZero()
+	if r.running {
+		return now.Add(interval / 8), true
+	}
+	if r.last.IsZero() {
+		return r.first, !r.first.IsZero()
+	}
+	return r.last.Add(interval), true
 }
 
-func (r *Rhythm) done() {
+// plan sets when the first check is to be.
+func (r *Rhythm) plan(at time.Time) {
 	r.mu.Lock()
-	r.running = false
+	r.first = at
 	r.mu.Unlock()
+}
+
+// done ends a check. One that was cut short is as good as never begun: it is
+// due again, or reloads in quick succession would let no check come to its end.
+func (r *Rhythm) done(cut bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.running = false
+	if cut {
+		r.last = r.before
+	}
 }
 
 // Limit bounds how many checks run at once.
@@ -166,22 +184,24 @@ func (r *Runner) queue(old queue, targets []Target) queue {
 	}
 	q := make(queue, 0, len(targets))
 	var fresh []Target
+	now := time.Now()
 	for _, t := range targets {
 		if next, ok := known[t]; ok {
 			q = append(q, entry{t, next})
-		} else if next, ok := t.Rhythm().due(r.interval); ok {
+		} else if next, ok := t.Rhythm().due(now, r.interval); ok {
 			q = append(q, entry{t, next})
 		} else {
 			fresh = append(fresh, t)
 		}
 	}
-	now := time.Now()
 	h := fnv.New32a()
 	h.Write([]byte(r.Name))
 	start := float64(h.Sum32()) / (1 << 32)
 	for i, t := range fresh {
 		part := (float64(i) + start) / float64(len(fresh))
-		q = append(q, entry{t, now.Add(time.Duration(part * float64(r.interval)))})
+		at := now.Add(time.Duration(part * float64(r.interval)))
+		t.Rhythm().plan(at)
+		q = append(q, entry{t, at})
 	}
 	heap.Init(&q)
 	return q
@@ -190,7 +210,8 @@ func (r *Runner) queue(old queue, targets []Target) queue {
 // check runs one check that claim has started. The wait for a place in the
 // limit is no part of the check's time.
 func (r *Runner) check(ctx context.Context, t Target) {
-	defer t.Rhythm().done()
+	cut := true
+	defer func() { t.Rhythm().done(cut) }()
 	select {
 	case r.Limit <- struct{}{}:
 		defer func() { <-r.Limit }()
@@ -201,6 +222,7 @@ func (r *Runner) check(ctx context.Context, t Target) {
 	if ctx.Err() != nil {
 		return
 	}
+	cut = false
 	t.Checked(time.Now(), err)
 }
 
