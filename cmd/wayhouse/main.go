@@ -1,11 +1,12 @@
-// Command wayhouse is a Caddy binary with the Wayhouse modules compiled in.
+// Command wayhouse is Caddy with the modules of Wayhouse, caddy-l4 and Caddy's
+// standard distribution.
 package main
 
 import (
 	caddycmd "github.com/caddyserver/caddy/v2/cmd"
-
 	_ "github.com/caddyserver/caddy/v2/modules/standard"
-	_ "github.com/mholt/caddy-l4"
+
+	_ "github.com/wayhouse-proxy/wayhouse"
 )
 
 func main() { caddycmd.Main() }

@@ -1,0 +1,243 @@
+package pool
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/mholt/caddy-l4/layer4"
+
+	"github.com/wayhouse-proxy/wayhouse/internal/relay"
+	"github.com/wayhouse-proxy/wayhouse/internal/sock"
+	"github.com/wayhouse-proxy/wayhouse/modules/balancer"
+	"github.com/wayhouse-proxy/wayhouse/modules/listener"
+	"github.com/wayhouse-proxy/wayhouse/modules/pool"
+)
+
+// The way of a flow that another handler has wrapped or another app's server
+// has accepted: two goroutines copy, and the handler returns when the flow has
+// ended.
+
+// copyStream copies a TCP-like connection.
+func (h *Handler) copyStream(cx *layer4.Connection, at *listener.Place, client, local netip.AddrPort) error {
+	up, b, err := h.dialTCP(client, local)
+	if err != nil {
+		return err
+	}
+	defer b.Release()
+	defer up.Close()
+	s := h.pool.Settings()
+	h.show(cx, at, b)
+	w := watch(s.IdleTimeout, s.MaxLifetime, func() { up.Close(); cx.Close() })
+	defer w.stop()
+
+	answered := make(chan bool, 1)
+	go func() {
+		n, err := w.copy(cx, up, &at.Counters[0].BytesS2C)
+		if n > 0 {
+			b.PassiveOK()
+		} else if isReset(err) {
+			b.Passive(relay.EarlyReset)
+		}
+		closeWrite(cx.Conn, err)
+		answered <- true
+	}()
+	_, err = w.copy(up, cx, &at.Counters[0].BytesC2S)
+	closeWrite(up, err)
+	<-answered
+	return nil
+}
+
+// dialTCP connects to a backend, and to the next one while it fails.
+func (h *Handler) dialTCP(client, local netip.AddrPort) (net.Conn, *pool.Backend, error) {
+	s := h.pool.Settings()
+	f := balancer.Flow{Client: client, Local: local}
+	var tried []netip.AddrPort
+	last := errors.New("no backend to give")
+	for range s.MaxTries {
+		b, result := h.pool.Pick(f, tried)
+		if result != pool.OK {
+			break
+		}
+		d := net.Dialer{Timeout: s.ConnectTimeout, KeepAlive: keepalive(s.Keepalive)}
+		if src := h.pool.Source(b.Addr().Addr()); src.IsValid() {
+			d.LocalAddr = net.TCPAddrFromAddrPort(netip.AddrPortFrom(src, 0))
+		}
+		up, err := d.DialContext(context.Background(), "tcp", b.Addr().String())
+		if err == nil {
+			up.(*net.TCPConn).SetNoDelay(s.NoDelay)
+			return up, b, nil
+		}
+		b.Passive(dialFailure(err))
+		b.Release()
+		tried, last = append(tried, b.Addr()), err
+	}
+	return nil, nil, fmt.Errorf("pool %s: %w", h.pool.Name(), last)
+}
+
+func keepalive(d time.Duration) time.Duration {
+	if d == 0 {
+		return -1 // off, to net.Dialer
+	}
+	return d
+}
+
+func dialFailure(err error) relay.Failure {
+	var errno interface{ Timeout() bool }
+	if errors.As(err, &errno) && errno.Timeout() {
+		return relay.Timeout
+	}
+	return relay.ConnectFailure(errnoOf(err))
+}
+
+// show tells operators where the bytes of a connection go.
+func (h *Handler) show(cx *layer4.Connection, at *listener.Place, b *pool.Backend) {
+	if c := listener.ConnOf(cx); c != nil {
+		c.SetPath(h.path(at, b))
+	}
+}
+
+// copyDatagrams copies a UDP session.
+func (h *Handler) copyDatagrams(cx *layer4.Connection, at *listener.Place, client, local netip.AddrPort) error {
+	s := h.pool.Settings()
+	b, result := h.pool.Pick(balancer.Flow{Client: client, Local: local}, nil)
+	if result != pool.OK {
+		return fmt.Errorf("pool %s: no backend to give", h.pool.Name())
+	}
+	defer b.Release()
+	up, err := dialUDP(b.Addr(), h.pool.Source(b.Addr().Addr()))
+	if err != nil {
+		b.Passive(relay.ConnectFailure(errnoOf(err)))
+		return err
+	}
+	defer up.Close()
+	w := watch(s.IdleTimeout, s.MaxLifetime, func() { up.Close(); cx.Close() })
+	defer w.stop()
+	go func() {
+		w.packets(cx, up, &at.Counters[0].BytesS2C, &at.Counters[0].PacketsS2C, b)
+		cx.Close()
+	}()
+	err = w.packets(up, cx, &at.Counters[0].BytesC2S, &at.Counters[0].PacketsC2S, nil)
+	if errors.Is(err, io.EOF) || errors.Is(err, net.ErrClosed) {
+		return nil
+	}
+	return err
+}
+
+func dialUDP(to netip.AddrPort, source netip.Addr) (net.Conn, error) {
+	fd, errno := sock.DialUDP(to, source)
+	if errno != 0 {
+		return nil, errno
+	}
+	f := os.NewFile(uintptr(fd), "udp")
+	defer f.Close()
+	return net.FileConn(f)
+}
+
+// watcher ends a flow that is idle or too old.
+type watcher struct {
+	began time.Time
+	last  atomic.Int64 // nanoseconds after began
+	timer *time.Timer
+}
+
+func watch(idle, lifetime time.Duration, end func()) *watcher {
+	w := &watcher{began: time.Now()}
+	armed := make(chan struct{})
+	w.timer = time.AfterFunc(idle, func() {
+		<-armed
+		age := time.Since(w.began)
+		left := idle - (age - time.Duration(w.last.Load()))
+		if lifetime > 0 {
+			left = min(left, lifetime-age)
+		}
+		if left <= 0 {
+			end()
+			return
+		}
+		w.timer.Reset(left)
+	})
+	if lifetime > 0 && lifetime < idle {
+		w.timer.Reset(lifetime)
+	}
+	close(armed)
+	return w
+}
+
+func (w *watcher) stop() { w.timer.Stop() }
+
+func (w *watcher) moved() { w.last.Store(int64(time.Since(w.began))) }
+
+// buffers are for copying: large enough for any datagram.
+var buffers = sync.Pool{New: func() any { b := make([]byte, 64<<10); return &b }}
+
+// copy copies until src ends. err is nil for an ordinary end.
+func (w *watcher) copy(dst io.Writer, src io.Reader, count *atomic.Uint64) (total int64, err error) {
+	buf := buffers.Get().(*[]byte)
+	defer buffers.Put(buf)
+	for {
+		n, err := src.Read(*buf)
+		if n > 0 {
+			if _, werr := dst.Write((*buf)[:n]); werr != nil {
+				return total, werr
+			}
+			total += int64(n)
+			count.Add(uint64(n))
+			w.moved()
+		}
+		if err == io.EOF {
+			return total, nil
+		}
+		if err != nil {
+			return total, err
+		}
+	}
+}
+
+// packets copies datagrams, of no bytes too, and tells from, where it is given,
+// what src says of it. A datagram the kernel refuses is lost; the session goes
+// on.
+func (w *watcher) packets(dst io.Writer, src io.Reader, bytes, packets *atomic.Uint64, from *pool.Backend) error {
+	buf := buffers.Get().(*[]byte)
+	defer buffers.Put(buf)
+	answered := false
+	for {
+		n, err := src.Read(*buf)
+		switch {
+		case isReset(err) && from != nil && answered:
+			from.Passive(relay.PortClosed)
+			continue
+		case isReset(err) && from != nil:
+			from.Passive(relay.EarlyReset)
+			continue
+		case err != nil:
+			return err
+		case !answered && from != nil:
+			from.PassiveOK()
+		}
+		answered = true
+		if _, err := dst.Write((*buf)[:n]); errors.Is(err, net.ErrClosed) {
+			return err
+		}
+		bytes.Add(uint64(n))
+		packets.Add(1)
+		w.moved()
+	}
+}
+
+// closeWrite passes the end of one direction on: a half-close where the
+// connection can, the end of both after an error.
+func closeWrite(c net.Conn, err error) {
+	if cw, ok := c.(interface{ CloseWrite() error }); ok && err == nil {
+		cw.CloseWrite()
+		return
+	}
+	c.Close()
+}

@@ -1,0 +1,232 @@
+// Package adminapi is the admin API of an instance, served on Caddy's admin
+// endpoint by the module admin.api.wayhouse.
+package adminapi
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+
+	"github.com/wayhouse-proxy/wayhouse/modules/pool"
+	"github.com/wayhouse-proxy/wayhouse/modules/proxy"
+)
+
+func init() { caddy.RegisterModule(new(API)) }
+
+// API serves the calls. It has no state of its own: what it tells and changes
+// belongs to the process.
+type API struct{}
+
+// CaddyModule returns the Caddy module information.
+func (*API) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{
+		ID:  "admin.api.wayhouse",
+		New: func() caddy.Module { return new(API) },
+	}
+}
+
+// call answers a request or says why not.
+type call func(http.ResponseWriter, *http.Request) error
+
+// calls are the paths and, by method, what answers there.
+func (a *API) calls() map[string]map[string]call {
+	return map[string]map[string]call{
+		"/healthz":       {http.MethodGet: a.healthz},
+		"/readyz":        {http.MethodGet: a.readyz},
+		"/pools":         {http.MethodGet: a.pools},
+		"/pools/{pool}":  {http.MethodGet: a.pool},
+		"/sessions":      {http.MethodGet: a.sessions},
+		"/sessions/{id}": {http.MethodGet: a.session, http.MethodDelete: a.closeSession},
+	}
+}
+
+// Routes implements caddy.AdminRouter.
+func (a *API) Routes() []caddy.AdminRoute {
+	var routes []caddy.AdminRoute
+	for path, methods := range a.calls() {
+		routes = append(routes, caddy.AdminRoute{Pattern: path, Handler: caddy.AdminHandlerFunc(
+			func(w http.ResponseWriter, r *http.Request) error {
+				serve(methods, w, r)
+				return nil // answered here: a client's mistake is no error to log
+			})})
+	}
+	return routes
+}
+
+func serve(methods map[string]call, w http.ResponseWriter, r *http.Request) {
+	method := r.Method
+	if method == http.MethodHead {
+		method = http.MethodGet
+	}
+	answer := methods[method]
+	if answer == nil {
+		var allowed []string
+		for m := range methods {
+			allowed = append(allowed, m)
+		}
+		w.Header().Set("Allow", strings.Join(allowed, ", "))
+		fail(w, &problem{http.StatusMethodNotAllowed, fmt.Sprintf("%s is not allowed here", r.Method)})
+		return
+	}
+	if f := r.URL.Query().Get("format"); f != "" && f != "text" && f != "json" {
+		fail(w, &problem{http.StatusBadRequest, fmt.Sprintf("format: %q is neither json nor text", f)})
+		return
+	}
+	if err := answer(w, r); err != nil {
+		fail(w, err)
+	}
+}
+
+// problem is an answer that is no success.
+type problem struct {
+	status int
+	text   string
+}
+
+func (p *problem) Error() string { return p.text }
+
+func fail(w http.ResponseWriter, err error) {
+	p, ok := err.(*problem)
+	if !ok {
+		p = &problem{http.StatusInternalServerError, err.Error()}
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(p.status)
+	json.NewEncoder(w).Encode(struct {
+		Error string `json:"error"`
+	}{p.text})
+}
+
+func text(r *http.Request) bool { return r.URL.Query().Get("format") == "text" }
+
+// knownParams refuses a query parameter that the call does not have: a filter
+// with a typing error must not select everything.
+func knownParams(q url.Values, known ...string) error {
+	for key := range q {
+		ok := key == "format"
+		for _, k := range known {
+			ok = ok || key == k
+		}
+		if !ok {
+			return &problem{http.StatusBadRequest, fmt.Sprintf("%s: no such parameter; there are %s and format", key, strings.Join(known, ", "))}
+		}
+	}
+	return nil
+}
+
+func (a *API) healthz(w http.ResponseWriter, r *http.Request) error {
+	return state(w, r, http.StatusOK, "ok", "")
+}
+
+func (a *API) readyz(w http.ResponseWriter, r *http.Request) error {
+	switch app := proxy.Running(); {
+	case proxy.Stopping():
+		return state(w, r, http.StatusServiceUnavailable, "draining", "the process is stopping")
+	case app == nil:
+		return state(w, r, http.StatusServiceUnavailable, "not ready", "no config with the wayhouse app is running")
+	}
+	return state(w, r, http.StatusOK, "ready", "")
+}
+
+func state(w http.ResponseWriter, r *http.Request, status int, state, reason string) error {
+	if text(r) {
+		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+		w.WriteHeader(status)
+		fmt.Fprintln(w, strings.TrimSpace(state+" "+reason))
+		return nil
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	return json.NewEncoder(w).Encode(struct {
+		Status string `json:"status"`
+		Reason string `json:"reason,omitempty"`
+	}{state, reason})
+}
+
+// poolJSON is a pool as operators see it.
+type poolJSON struct {
+	Name     string        `json:"name"`
+	Balancer string        `json:"balancer"`
+	Source   string        `json:"source"`
+	Backends []backendJSON `json:"backends"`
+}
+
+type backendJSON struct {
+	Addr          string     `json:"addr"`
+	Weight        uint32     `json:"weight"`
+	Origin        string     `json:"origin"`
+	Healthy       bool       `json:"healthy"`
+	DomainDown    bool       `json:"domain_down"`
+	State         string     `json:"state"`
+	Active        int64      `json:"active"`
+	SessionsTotal uint64     `json:"sessions_total"`
+	LastCheck     *time.Time `json:"last_check"`
+	LastError     string     `json:"last_error"`
+}
+
+func viewPool(p *pool.Pool) poolJSON {
+	v := poolJSON{Name: p.Name(), Balancer: p.Policy(), Source: "static", Backends: []backendJSON{}}
+	for _, b := range p.Backends() {
+		bv := backendJSON{
+			Addr: b.Addr().String(), Weight: b.Weight(), Origin: "config", Healthy: b.Healthy(), State: b.State().String(),
+			Active: b.Active(), SessionsTotal: b.Total(),
+		}
+		at, text := b.LastCheck()
+		if !at.IsZero() {
+			at = at.UTC()
+			bv.LastCheck = &at
+		}
+		bv.LastError = text
+		v.Backends = append(v.Backends, bv)
+	}
+	return v
+}
+
+func (p poolJSON) text(w http.ResponseWriter) {
+	for _, b := range p.Backends {
+		health := "healthy"
+		if !b.Healthy {
+			health = "unhealthy"
+		}
+		fmt.Fprintf(w, "pool=%s backend=%s %s state=%s weight=%d active=%d total=%d\n", p.Name, b.Addr, health, b.State, b.Weight, b.Active, b.SessionsTotal)
+	}
+}
+
+func (a *API) pools(w http.ResponseWriter, r *http.Request) error {
+	if err := knownParams(r.URL.Query()); err != nil {
+		return err
+	}
+	views := []poolJSON{}
+	for p := range pool.All() {
+		views = append(views, viewPool(p))
+	}
+	if text(r) {
+		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+		for _, v := range views {
+			v.text(w)
+		}
+		return nil
+	}
+	w.Header().Set("Content-Type", "application/json")
+	return json.NewEncoder(w).Encode(views)
+}
+
+func (a *API) pool(w http.ResponseWriter, r *http.Request) error {
+	name := r.PathValue("pool")
+	if p := pool.Running(name); p != nil {
+		v := viewPool(p)
+		if text(r) {
+			w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+			v.text(w)
+			return nil
+		}
+		w.Header().Set("Content-Type", "application/json")
+		return json.NewEncoder(w).Encode(v)
+	}
+	return &problem{http.StatusNotFound, fmt.Sprintf("no pool is named %q", name)}
+}

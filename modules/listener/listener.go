@@ -1,0 +1,373 @@
+// Package listener has the named listeners of the data plane: their sockets,
+// which outlive a config, the evaluation of their routes in strict order, and
+// the network wayhouse/NAME by which other Caddy servers take connections from
+// a listener that has no routes of its own.
+package listener
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/mholt/caddy-l4/layer4"
+	"go.uber.org/zap"
+
+	"github.com/wayhouse-proxy/wayhouse/internal/relay"
+	"github.com/wayhouse-proxy/wayhouse/internal/relay/tcprelay"
+	"github.com/wayhouse-proxy/wayhouse/internal/relay/udprelay"
+	"github.com/wayhouse-proxy/wayhouse/modules/flow"
+)
+
+// Listener is a named set of addresses and what is done with the connections
+// and UDP sessions that arrive there.
+type Listener struct {
+	// The addresses to listen on, each tcp/ADDRESS:PORT, udp/ADDRESS:PORT or a
+	// range of up to 1,024 ports as in udp/0.0.0.0:30000-30099, which opens a
+	// socket for every port. Without an address (udp/:7777) or with [::] it is
+	// every address of both families; where 0.0.0.0 is bound on the port as
+	// well, [::] is IPv6 alone. Placeholders are replaced at load. Refused: an
+	// address that another listener binds, a range that runs backwards.
+	// At least one is needed.
+	Bind []string `json:"bind,omitempty"`
+
+	// How long and how far first bytes are looked at for routes that ask.
+	Peek Peek `json:"peek,omitzero"`
+
+	// What to do with a connection or session: the first route whose matchers
+	// match gets it. Routes are tried in this order without exception: one that
+	// still needs bytes holds back those after it. Matchers and handlers are
+	// those of caddy-l4 and of Wayhouse. A listener without routes serves the
+	// network wayhouse/NAME.
+	Routes []*Route `json:"routes,omitempty"`
+
+	name   string
+	path   string // config path, for errors
+	binds  []Bind
+	logger *zap.Logger
+	stats  *flow.Listener
+	limits *Limits
+	view   *view
+
+	declared bool        // by Declare
+	taken    []*endpoint // by Open
+}
+
+// Peek bounds how first bytes are looked at.
+type Peek struct {
+	// How long after it arrived a connection may take to send what its routes
+	// need, in all. Default: 250ms.
+	Timeout caddy.Duration `json:"timeout,omitempty"`
+
+	// How many of its first bytes are looked at, from 1 to 16384.
+	// Default: 4096.
+	MaxBytes int `json:"max_bytes,omitempty"`
+
+	// What becomes of a client when the time or the bytes are spent and what it
+	// sent may still fit a route: refuse cuts it off, next goes on with the
+	// routes after that one. A client that has sent nothing always goes on to
+	// the routes that need no bytes. Default: refuse.
+	OnUndecided string `json:"on_undecided,omitempty"`
+}
+
+// Route is a caddy-l4 route.
+type Route struct {
+	// Sets of matchers: all of one set must match. Without any, every
+	// connection and session matches.
+	MatcherSetsRaw []caddy.ModuleMap `json:"match,omitempty" caddy:"namespace=layer4.matchers"`
+
+	// What to do, in order.
+	HandlersRaw []json.RawMessage `json:"handle,omitempty" caddy:"namespace=layer4.handlers inline_key=handler"`
+
+	sets     [][]layer4.MatcherSet // each inner set has one matcher
+	handlers []layer4.NextHandler
+	native   Forwarder // the only handler, where it can take flows from the engines
+}
+
+// Limits bound the whole process. Zero is no bound.
+type Limits struct {
+	// The most TCP connections at a time. A connection above it is closed at
+	// once and counted. At least 1. Default: no limit.
+	MaxConnections *int64 `json:"max_connections,omitempty"`
+
+	// The most UDP sessions at a time. Datagrams of a client that would be one
+	// more are dropped and counted. At least 1. Default: no limit.
+	MaxUDPSessions *int64 `json:"max_udp_sessions,omitempty"`
+
+	// The most new connections and UDP sessions a second, together; as many
+	// may come at once. At least 1. Default: no limit.
+	MaxNewSessionsPerSec *int64 `json:"max_new_sessions_per_sec,omitempty"`
+}
+
+// Validate refuses limits that would let nothing through.
+func (l *Limits) Validate() error {
+	for _, f := range []struct {
+		key string
+		n   *int64
+	}{
+		{"max_connections", l.MaxConnections},
+		{"max_udp_sessions", l.MaxUDPSessions},
+		{"max_new_sessions_per_sec", l.MaxNewSessionsPerSec},
+	} {
+		if f.n != nil && *f.n < 1 {
+			return fmt.Errorf("%s: %d would let nothing through: at least 1, or leave it out for no limit", f.key, *f.n)
+		}
+	}
+	return nil
+}
+
+func (l *Limits) max(udp bool) int64 {
+	n := l.MaxConnections
+	if udp {
+		n = l.MaxUDPSessions
+	}
+	if n == nil {
+		return 0
+	}
+	return *n
+}
+
+// admit counts a new flow in, or says which limit is in its way.
+func (l *Limits) admit(stats *flow.Listener, udp bool) (limit string) {
+	if !stats.Open(udp, l.max(udp)) {
+		if udp {
+			return "max_udp"
+		}
+		return "max_conn"
+	}
+	if l.MaxNewSessionsPerSec != nil && !newSessions.Take(*l.MaxNewSessionsPerSec, *l.MaxNewSessionsPerSec) {
+		stats.Abandoned(udp)
+		return "max_new_rate"
+	}
+	return ""
+}
+
+// Default values of Peek, and the most bytes caddy-l4's matchers look at.
+const (
+	defaultPeekTimeout  = 250 * time.Millisecond
+	defaultPeekMaxBytes = 4096
+	maxPeekBytes        = layer4.MaxMatchingBytes
+)
+
+// Provision loads the routes. binds collects the addresses of all listeners.
+func (l *Listener) Provision(ctx caddy.Context, name string, binds Binds, limits *Limits, grace time.Duration) error {
+	l.name, l.path, l.limits = name, "listeners."+name, limits
+	l.logger = ctx.Logger().Named("listener").With(zap.String("listener", name))
+	l.stats = flow.ListenerOf(name)
+	if err := checkName(name); err != nil {
+		return fmt.Errorf("%s: %w", l.path, err)
+	}
+	if len(l.Bind) == 0 {
+		return fmt.Errorf("%s.bind: no address: give at least one, as in udp/0.0.0.0:7777", l.path)
+	}
+	repl := caddy.NewReplacer()
+	for i, s := range l.Bind {
+		path := fmt.Sprintf("%s.bind[%d]", l.path, i)
+		parsed, err := ParseBind(repl.ReplaceAll(s, ""))
+		if err != nil {
+			return fmt.Errorf("%s: %w", path, err)
+		}
+		if err := binds.Add(parsed, path); err != nil {
+			return err
+		}
+		l.binds = append(l.binds, parsed...)
+	}
+	if l.Peek.Timeout == 0 {
+		l.Peek.Timeout = caddy.Duration(defaultPeekTimeout)
+	}
+	if l.Peek.MaxBytes == 0 {
+		l.Peek.MaxBytes = defaultPeekMaxBytes
+	}
+	if l.Peek.OnUndecided == "" {
+		l.Peek.OnUndecided = onUndecidedRefuse
+	}
+	for i, r := range l.Routes {
+		if err := r.provision(ctx); err != nil {
+			return fmt.Errorf("%s.routes[%d]: %w", l.path, i, err)
+		}
+	}
+	l.view = newView(l, grace)
+	return nil
+}
+
+// Validate checks what Provision has left.
+func (l *Listener) Validate() error {
+	switch {
+	case l.Peek.Timeout < 0:
+		return fmt.Errorf("%s.peek.timeout: %v is negative", l.path, time.Duration(l.Peek.Timeout))
+	case l.Peek.MaxBytes < 1 || l.Peek.MaxBytes > maxPeekBytes:
+		return fmt.Errorf("%s.peek.max_bytes: %d is not from 1 to %d", l.path, l.Peek.MaxBytes, maxPeekBytes)
+	case l.Peek.OnUndecided != onUndecidedRefuse && l.Peek.OnUndecided != onUndecidedNext:
+		return fmt.Errorf("%s.peek.on_undecided: %q is neither %s nor %s", l.path, l.Peek.OnUndecided, onUndecidedRefuse, onUndecidedNext)
+	}
+	if len(l.Routes) == 0 {
+		network := l.binds[0].Network
+		for _, b := range l.binds {
+			if b.Network != network {
+				return fmt.Errorf("%s: without routes it serves the network wayhouse/%s, which is tcp or udp: give tcp and udp a listener each", l.path, l.name)
+			}
+		}
+	}
+	return nil
+}
+
+const (
+	onUndecidedRefuse = "refuse"
+	onUndecidedNext   = "next"
+)
+
+func (r *Route) provision(ctx caddy.Context) error {
+	mods, err := ctx.LoadModule(r, "MatcherSetsRaw")
+	if err != nil {
+		return fmt.Errorf("match: %w", err)
+	}
+	var sets layer4.MatcherSets
+	if err := sets.FromInterface(mods); err != nil {
+		return fmt.Errorf("match: %w", err)
+	}
+	for _, set := range sets {
+		var single []layer4.MatcherSet
+		for _, m := range set {
+			single = append(single, layer4.MatcherSet{m})
+		}
+		r.sets = append(r.sets, single)
+	}
+	mods, err = ctx.LoadModule(r, "HandlersRaw")
+	if err != nil {
+		return fmt.Errorf("handle: %w", err)
+	}
+	for i, mod := range mods.([]any) {
+		h, ok := mod.(layer4.NextHandler)
+		if !ok {
+			return fmt.Errorf("handle[%d]: %T is no layer-4 handler", i, mod)
+		}
+		r.handlers = append(r.handlers, h)
+	}
+	if len(r.handlers) == 0 {
+		return errors.New("handle: nothing to do: name a handler, as in {\"handler\": \"pool\", \"pool\": \"NAME\"}")
+	}
+	if f, ok := r.handlers[0].(Forwarder); ok && len(r.handlers) == 1 {
+		r.native = f
+	}
+	return nil
+}
+
+// Handlers are the handlers of the listener's routes, for those who look for
+// one of their own kind.
+func (l *Listener) Handlers(yield func(layer4.NextHandler) bool) {
+	for _, r := range l.Routes {
+		for _, h := range r.handlers {
+			if !yield(h) {
+				return
+			}
+		}
+	}
+}
+
+// Networks reports which of tcp and udp the listener binds.
+func (l *Listener) Networks() (tcp, udp bool) {
+	for _, b := range l.binds {
+		tcp = tcp || b.Network == "tcp"
+		udp = udp || b.Network == "udp"
+	}
+	return tcp, udp
+}
+
+// Bound is where the listener listens, ports chosen by the kernel included.
+// It is empty before Start.
+func (l *Listener) Bound() []Bind {
+	bound := make([]Bind, 0, len(l.taken))
+	for _, ep := range l.taken {
+		bound = append(bound, ep.addr())
+	}
+	return bound
+}
+
+// Name is the listener's name.
+func (l *Listener) Name() string { return l.name }
+
+// Open binds the addresses, or takes them over from the config before, without
+// changing what their flows and clients see: that is Serve's. After an error
+// nothing is held.
+func (l *Listener) Open(e *Engines, all Binds) error {
+	l.view.attach(e)
+	for _, b := range l.binds {
+		ep, err := takeEndpoint(e, endpointKey{b, b.options(all)})
+		if err != nil {
+			l.stats.BindFailures.Inc()
+			l.giveBack()
+			return fmt.Errorf("%s: listening on %s: %w", all[b], b, err)
+		}
+		l.taken = append(l.taken, ep)
+	}
+	return nil
+}
+
+// Serve lets new flows follow this listener's routes.
+func (l *Listener) Serve() {
+	for _, ep := range l.taken {
+		ep.push(l.view)
+	}
+}
+
+// Close ends what Open and Serve began. Flows live on.
+func (l *Listener) Close() error {
+	for _, ep := range l.taken {
+		ep.remove(l.view)
+	}
+	return l.giveBack()
+}
+
+func (l *Listener) giveBack() error {
+	var errs []error
+	for _, ep := range l.taken {
+		errs = append(errs, giveEndpoint(ep))
+	}
+	l.taken = nil
+	return errors.Join(errs...)
+}
+
+// Refuse makes the listener turn away every new flow; the process is ending.
+func (l *Listener) Refuse() { l.view.refusing.Store(true) }
+
+// Forwarder is a handler that takes flows straight from the engines, without a
+// layer4.Connection. ForwardUDP and the dialer are called from the engines'
+// workers, many at a time, and must not block. The listener has counted the
+// flow in. Of one that is forwarded the path's Owner calls Place.Stats.Closed
+// at its end, and the dialer's GaveUp calls Place.Stats.Abandoned; of one that
+// ForwardUDP refuses the listener gives the count back.
+type Forwarder interface {
+	layer4.NextHandler
+
+	// ForwardUDP decides about a new session: it sets the opening's path and
+	// socket, or the reason to drop the datagram.
+	ForwardUDP(o *udprelay.Opening, at *Place) udprelay.Decision
+
+	// TCPDialer is the dialer for all connections of a place. It is called once
+	// for each.
+	TCPDialer(at *Place) tcprelay.Dialer
+}
+
+// Place is where in the config a flow is handled.
+type Place struct {
+	Listener string
+	Route    int
+	Stats    *flow.Listener
+	Counters []relay.Counters // one for each worker
+}
+
+// checkName keeps names usable in network addresses, paths and metrics.
+func checkName(name string) error {
+	for _, r := range name {
+		switch {
+		case 'a' <= r && r <= 'z', 'A' <= r && r <= 'Z', '0' <= r && r <= '9', r == '-', r == '_', r == '.':
+		default:
+			return fmt.Errorf("the name has %q in it: letters, digits, - _ and . are allowed", r)
+		}
+	}
+	if name == "" {
+		return errors.New("the name is empty")
+	}
+	return nil
+}

@@ -1,0 +1,334 @@
+package listener
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+
+	"github.com/wayhouse-proxy/wayhouse/internal/relay"
+	"github.com/wayhouse-proxy/wayhouse/internal/relay/udprelay"
+)
+
+// The network wayhouse/NAME. A listener without routes offers what arrives to
+// the servers that listen on its name; a config's listeners make their names
+// known in Provision, servers of other apps listen in Start, and which of the
+// two apps starts first does not matter.
+//
+//	endpoint → view.offer (TCP), view.divert (UDP) → outlet → Accept, ReadFrom
+//
+// Outlets belong to the process: during a reload the server of the new config
+// and that of the old take from the same one, so that nothing is lost between
+// them.
+
+func init() { caddy.RegisterNetwork(networkName, listen) }
+
+const networkName = "wayhouse"
+
+// outletKey is a name and the port that a server gave with it. The port is no
+// port of a socket: it keeps the site on 443 and automatic HTTPS's redirect on
+// 80 apart.
+type outletKey struct {
+	name string
+	port uint
+}
+
+var outlets = outletSet{names: map[string]*served{}, open: map[outletKey]*outlet{}}
+
+type outletSet struct {
+	mu    sync.Mutex
+	names map[string]*served
+	open  map[outletKey]*outlet
+}
+
+// served is a name that listeners of live configs serve.
+type served struct {
+	network string
+	refs    int
+}
+
+// outlet is where the connections or datagrams for one key wait for a server.
+type outlet struct {
+	key   outletKey
+	refs  int
+	conns chan net.Conn
+	grams chan datagram
+}
+
+type datagram struct {
+	data []byte
+	from *diverted
+}
+
+// Backlogs of an outlet. A datagram that finds its queue full is dropped.
+const (
+	connBacklog = 128
+	gramBacklog = 512
+)
+
+// Declare makes the listener's name known to servers, until Withdraw.
+func (l *Listener) Declare() {
+	if len(l.Routes) > 0 {
+		return
+	}
+	network := l.binds[0].Network
+	outlets.mu.Lock()
+	defer outlets.mu.Unlock()
+	s := outlets.names[l.name]
+	if s == nil {
+		s = &served{}
+		outlets.names[l.name] = s
+	}
+	s.network = network
+	s.refs++
+	l.declared = true
+}
+
+// Withdraw undoes Declare.
+func (l *Listener) Withdraw() {
+	if !l.declared {
+		return
+	}
+	l.declared = false
+	outlets.mu.Lock()
+	defer outlets.mu.Unlock()
+	s := outlets.names[l.name]
+	if s.refs--; s.refs == 0 {
+		delete(outlets.names, l.name)
+	}
+}
+
+// listen implements caddy.ListenerFunc.
+func listen(_ context.Context, _, host, port string, offset uint, _ net.ListenConfig) (any, error) {
+	first, err := strconv.ParseUint(port, 10, 16)
+	if err != nil {
+		return nil, fmt.Errorf("%s/%s: %q is not one port", networkName, host, port)
+	}
+	outlets.mu.Lock()
+	defer outlets.mu.Unlock()
+	s := outlets.names[host]
+	if s == nil {
+		return nil, fmt.Errorf("%s/%s: the wayhouse app has no listener %q without routes to listen on", networkName, host, host)
+	}
+	key := outletKey{host, uint(first) + offset}
+	o := outlets.open[key]
+	if o == nil {
+		o = &outlet{key: key, conns: make(chan net.Conn, connBacklog), grams: make(chan datagram, gramBacklog)}
+		outlets.open[key] = o
+	}
+	o.refs++
+	if s.network == "udp" {
+		return &packetConn{tap: newTap(o)}, nil
+	}
+	return &acceptor{newTap(o)}, nil
+}
+
+// pick is the outlet for what arrived on a port: the one a server opened with
+// just that port, else the one without a port, else the only one, else that of
+// HTTPS.
+func (s *outletSet) pick(name string, port uint16) *outlet {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, p := range []uint{uint(port), 0} {
+		if o := s.open[outletKey{name, p}]; o != nil {
+			return o
+		}
+	}
+	var only *outlet
+	n := 0
+	for key, o := range s.open {
+		if key.name == name {
+			only = o
+			n++
+		}
+	}
+	if n == 1 {
+		return only
+	}
+	return s.open[outletKey{name, 443}]
+}
+
+func (s *outletSet) release(o *outlet) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if o.refs--; o.refs > 0 {
+		return
+	}
+	delete(s.open, o.key)
+	for { // nobody will come for these
+		select {
+		case c := <-o.conns:
+			c.Close()
+		default:
+			return
+		}
+	}
+}
+
+// offer gives a connection to the server that listens on the listener's name,
+// or closes it when there is none or it does not keep up.
+func (v *view) offer(c *TCPConn) {
+	if o := outlets.pick(v.name, c.local.Port()); o != nil {
+		select {
+		case o.conns <- c:
+			v.stats.Accepted.Inc()
+			return
+		default:
+		}
+	}
+	v.stats.NoRoute.Inc()
+	c.Close()
+}
+
+// tap is one server's hold on an outlet.
+type tap struct {
+	o      *outlet
+	once   sync.Once
+	closed chan struct{}
+}
+
+func newTap(o *outlet) tap { return tap{o: o, closed: make(chan struct{})} }
+
+func (t *tap) Close() error {
+	t.once.Do(func() {
+		close(t.closed)
+		outlets.release(t.o)
+	})
+	return nil
+}
+
+func (t *tap) Addr() net.Addr { return outletAddr(t.o.key) }
+
+// outletAddr is the address of an outlet.
+type outletAddr outletKey
+
+func (outletAddr) Network() string  { return networkName }
+func (a outletAddr) String() string { return fmt.Sprintf("%s:%d", a.name, a.port) }
+
+// acceptor is a net.Listener on an outlet.
+type acceptor struct{ tap }
+
+// Accept implements net.Listener.
+func (a *acceptor) Accept() (net.Conn, error) {
+	select { // a closed listener takes nothing more, so that its successor does
+	case <-a.closed:
+		return nil, net.ErrClosed
+	default:
+	}
+	select {
+	case c := <-a.o.conns:
+		return c, nil
+	case <-a.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+// diverted is the address of a client whose datagrams go to a packetConn: it
+// knows the address of ours that the client sends to, from which answers go.
+type diverted struct {
+	net.UDPAddr
+	client, local netip.AddrPort
+	ep            *endpoint
+	counters      *relay.Counters
+}
+
+// divert gives a datagram to the server that listens on the listener's name.
+func (v *view) divert(ep *endpoint, o *udprelay.Opening) udprelay.Decision {
+	out := outlets.pick(v.name, o.Local.Port())
+	if out == nil {
+		o.Reason = relay.NoRoute
+		return udprelay.Refuse
+	}
+	d := datagram{
+		data: append([]byte(nil), o.Data...),
+		from: &diverted{UDPAddr: *net.UDPAddrFromAddrPort(o.Client), client: o.Client, local: o.Local, ep: ep, counters: o.Counters},
+	}
+	select {
+	case out.grams <- d:
+		o.Counters.PacketsC2S.Add(1)
+		o.Counters.BytesC2S.Add(uint64(len(d.data)))
+		return udprelay.Divert
+	default:
+		o.Reason = relay.PendingFull
+		return udprelay.Refuse
+	}
+}
+
+// packetConn is a net.PacketConn on an outlet.
+type packetConn struct {
+	tap
+
+	mu       sync.Mutex
+	deadline time.Time
+	changed  chan struct{}
+}
+
+// ReadFrom implements net.PacketConn.
+func (p *packetConn) ReadFrom(b []byte) (int, net.Addr, error) {
+	for {
+		p.mu.Lock()
+		deadline := p.deadline
+		if p.changed == nil {
+			p.changed = make(chan struct{})
+		}
+		changed := p.changed
+		p.mu.Unlock()
+		var expired <-chan time.Time
+		if !deadline.IsZero() {
+			t := time.NewTimer(time.Until(deadline))
+			defer t.Stop()
+			expired = t.C
+		}
+		select {
+		case d := <-p.o.grams:
+			return copy(b, d.data), d.from, nil
+		case <-p.closed:
+			return 0, nil, net.ErrClosed
+		case <-expired:
+			return 0, nil, os.ErrDeadlineExceeded
+		case <-changed:
+		}
+	}
+}
+
+// WriteTo implements net.PacketConn for the addresses that ReadFrom gave.
+func (p *packetConn) WriteTo(b []byte, addr net.Addr) (int, error) {
+	d, ok := addr.(*diverted)
+	if !ok {
+		return 0, fmt.Errorf("%v is not a client of %s", addr, p.Addr())
+	}
+	if err := d.ep.udp.WriteTo(b, d.client, d.local); err != nil {
+		d.counters.Dropped[relay.ReplySend].Add(1)
+		return 0, err
+	}
+	d.counters.PacketsS2C.Add(1)
+	d.counters.BytesS2C.Add(uint64(len(b)))
+	return len(b), nil
+}
+
+// LocalAddr implements net.PacketConn.
+func (p *packetConn) LocalAddr() net.Addr { return p.Addr() }
+
+// SetDeadline implements net.PacketConn.
+func (p *packetConn) SetDeadline(t time.Time) error { return p.SetReadDeadline(t) }
+
+// SetReadDeadline implements net.PacketConn.
+func (p *packetConn) SetReadDeadline(t time.Time) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.deadline = t
+	if p.changed != nil {
+		close(p.changed)
+		p.changed = nil
+	}
+	return nil
+}
+
+// SetWriteDeadline implements net.PacketConn. Writes never wait.
+func (p *packetConn) SetWriteDeadline(time.Time) error { return nil }

@@ -1,0 +1,444 @@
+package listener
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"runtime/debug"
+	"time"
+
+	"github.com/mholt/caddy-l4/layer4"
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+
+	"github.com/wayhouse-proxy/wayhouse/internal/relay"
+	"github.com/wayhouse-proxy/wayhouse/internal/relay/tcprelay"
+	"github.com/wayhouse-proxy/wayhouse/internal/relay/udprelay"
+)
+
+// A walk takes one flow through the routes, in strict order. A route that
+// cannot be decided on the bytes there are holds back all after it until more
+// bytes have come or the budget is spent.
+type walk struct {
+	v        *view
+	conn     net.Conn // what the matchers' connection wraps
+	src      source
+	buf      []byte
+	deadline time.Time
+	spent    bool // no more bytes will be waited for
+	silent   bool // …and none have come: routes that need bytes are passed over
+
+	cx *layer4.Connection
+}
+
+// source has the first bytes of a flow.
+type source interface {
+	// more waits until there is more than have stands for and returns all
+	// there is. io.EOF says that nothing more will come.
+	more(deadline time.Time, limit int) ([]byte, error)
+}
+
+type verdict uint8
+
+const (
+	no verdict = iota
+	yes
+	undecided
+)
+
+// find returns the first route from i on that matches, or the verdict no when
+// none does, or undecided when the budget ended on route i.
+func (w *walk) find(i int) (int, verdict, error) {
+	for i < len(w.v.routes) {
+		got, err := w.v.routes[i].match(w.cx)
+		switch {
+		case err != nil:
+			return i, no, err
+		case got == yes:
+			return i, yes, nil
+		case got == no:
+			i++
+		case w.silent || w.spent && w.v.peek.OnUndecided == onUndecidedNext:
+			i++
+		case w.spent:
+			return i, undecided, nil
+		default:
+			w.wait()
+		}
+	}
+	return i, no, nil
+}
+
+// wait gets more bytes for the matchers, or finds the budget spent.
+func (w *walk) wait() {
+	if len(w.buf) >= w.v.peek.MaxBytes {
+		w.spent = true
+		return
+	}
+	buf, err := w.src.more(w.deadline, w.v.peek.MaxBytes)
+	if len(buf) > len(w.buf) {
+		w.buf = buf
+		w.rewrap()
+	}
+	if err != nil {
+		w.spent, w.silent = true, len(w.buf) == 0
+	}
+}
+
+// rewrap shows the matchers w.buf, keeping what earlier handlers and matchers
+// have left in the variables and the replacer.
+func (w *walk) rewrap() {
+	old := w.cx
+	w.cx = layer4.WrapConnection(w.conn, w.buf, w.v.logger)
+	if old == nil {
+		return
+	}
+	w.cx.Context = keepVars(old.Context, w.cx.Context)
+	if vars, ok := old.Context.Value(layer4.VarsCtxKey).(map[string]any); ok {
+		for k, val := range vars {
+			w.cx.SetVar(k, val)
+		}
+	}
+	w.cx.Replacer().Map(old.Replacer().Get)
+}
+
+// keepVars is the context of an earlier connection with the variables and the
+// replacer of a later one.
+func keepVars(old, with context.Context) context.Context {
+	ctx := context.WithValue(old, layer4.VarsCtxKey, with.Value(layer4.VarsCtxKey))
+	return context.WithValue(ctx, layer4.ReplacerCtxKey, with.Value(layer4.ReplacerCtxKey))
+}
+
+// match asks the matchers of a route. One set must match; in a set every
+// matcher must. A definite no of one matcher decides a set in which another
+// still needs bytes.
+func (r *Route) match(cx *layer4.Connection) (verdict, error) {
+	if len(r.sets) == 0 {
+		return yes, nil
+	}
+	result := no
+	for _, set := range r.sets {
+		got := yes
+		for _, m := range set {
+			ok, err := m.Match(cx)
+			switch {
+			case errors.Is(err, layer4.ErrConsumedAllPrefetchedBytes), errors.Is(err, layer4.ErrMatchingBufferFull):
+				got = undecided
+			case err != nil:
+				return no, err
+			case !ok:
+				got = no
+			}
+			if got == no {
+				break
+			}
+		}
+		switch got {
+		case yes:
+			return yes, nil
+		case undecided:
+			result = undecided
+		}
+	}
+	return result, nil
+}
+
+// run calls the handlers of a route. When they let the flow through to the
+// next routes, it returns the connection they leave behind, else nil.
+func (r *Route) run(cx *layer4.Connection) (through *layer4.Connection, err error) {
+	var next layer4.Handler = layer4.HandlerFunc(func(cx *layer4.Connection) error {
+		through = cx
+		return nil
+	})
+	for i := len(r.handlers) - 1; i >= 0; i-- {
+		h, after := r.handlers[i], next
+		next = layer4.HandlerFunc(func(cx *layer4.Connection) error { return h.Handle(cx, after) })
+	}
+	return through, next.Handle(cx)
+}
+
+// connVar is the variable in which handlers find the client's connection
+// behind what earlier handlers have wrapped around it.
+const connVar = "wayhouse.conn"
+
+// Conn is a client's connection or session in a goroutine: a *TCPConn or a
+// *UDPConn.
+type Conn interface {
+	net.Conn
+	Client() netip.AddrPort
+	Local() netip.AddrPort // the address of ours the client spoke to
+	Place() *Place
+	Engines() *Engines
+	SetPath(*relay.Path) // what operators see of it from now on
+}
+
+// ConnOf is the client's connection behind cx, nil outside a Wayhouse listener.
+func ConnOf(cx *layer4.Connection) Conn {
+	c, _ := cx.GetVar(connVar).(Conn)
+	return c
+}
+
+// Socket is the client's connection when nothing that a handler put in between
+// changes its bytes, else nil. What cx has buffered is no longer in the socket.
+func Socket(cx *layer4.Connection) net.Conn {
+	switch c := cx.Conn.(type) {
+	case unread:
+		return Socket(c.cx)
+	case *TCPConn, *UDPConn:
+		return c
+	}
+	return nil
+}
+
+// serveTCP decides the route of a connection and sees it handled.
+func (v *view) serveTCP(fd int, client, local netip.AddrPort) {
+	c, err := takeTCP(fd, client, local, v)
+	if err != nil {
+		v.stats.Abandoned(false)
+		v.logger.Warn("taking a connection failed", zap.Error(err))
+		return
+	}
+	if len(v.routes) == 0 {
+		v.offer(c)
+		return
+	}
+	defer c.Close() // nothing, when it was detached
+	defer v.contain(client)
+	w := &walk{v: v, conn: c, src: &tcpSource{c: c}, deadline: c.opened.Add(time.Duration(v.peek.Timeout))}
+	w.rewrap()
+	for i := 0; ; i++ {
+		var got verdict
+		if i, got, err = w.find(i); got != yes {
+			v.unmatched(client, err)
+			v.stats.NoRoute.Inc()
+			return
+		}
+		if i == 0 || c.place.Load() == nil {
+			v.stats.Accepted.Inc()
+		}
+		c.place.Store(v.places[i])
+		r := v.routes[i]
+		if r.native != nil && w.conn == net.Conn(c) {
+			c.ForwardTCP(nil, v.dialers[i])
+			return
+		}
+		if w.conn == net.Conn(c) {
+			if err := c.discard(len(w.buf)); err != nil {
+				return
+			}
+		}
+		w.cx.SetVar(connVar, c)
+		through, err := r.run(w.cx)
+		if err != nil {
+			v.logger.Debug("handling a connection", zap.Stringer("remote", client), zap.Error(err))
+		}
+		if through == nil || err != nil {
+			return
+		}
+		w.continueOn(through)
+	}
+}
+
+// continueOn makes what a handler has left behind the connection that the next
+// routes see. Its bytes are no longer in the socket.
+func (w *walk) continueOn(cx *layer4.Connection) {
+	w.buf = append([]byte(nil), cx.MatchingBytes()...)
+	w.conn, w.cx = unread{cx}, cx
+	w.src = &streamSource{conn: cx.Conn, buf: w.buf}
+	w.spent, w.silent = false, false
+	w.deadline = time.Now().Add(time.Duration(w.v.peek.Timeout))
+}
+
+// unread is a connection without the bytes that its layer4.Connection has
+// buffered: the walk has them.
+type unread struct{ cx *layer4.Connection }
+
+func (u unread) Read(p []byte) (int, error)         { return u.cx.Conn.Read(p) }
+func (u unread) Write(p []byte) (int, error)        { return u.cx.Write(p) }
+func (u unread) Close() error                       { return u.cx.Close() }
+func (u unread) LocalAddr() net.Addr                { return u.cx.LocalAddr() }
+func (u unread) RemoteAddr() net.Addr               { return u.cx.RemoteAddr() }
+func (u unread) SetDeadline(t time.Time) error      { return u.cx.SetDeadline(t) }
+func (u unread) SetReadDeadline(t time.Time) error  { return u.cx.SetReadDeadline(t) }
+func (u unread) SetWriteDeadline(t time.Time) error { return u.cx.SetWriteDeadline(t) }
+
+// ForwardTCP gives a connection to the engine. prefix is what has been read of
+// it already.
+func (c *TCPConn) ForwardTCP(prefix []byte, d tcprelay.Dialer) {
+	fd, err := c.Detach()
+	if err != nil {
+		return
+	}
+	err = c.view.engines.TCP.Forward(tcprelay.Flow{FD: fd, Client: c.client, Local: c.local, Prefix: prefix, Dialer: d})
+	if err != nil {
+		unix.Close(fd)
+		c.view.stats.Abandoned(false)
+	}
+}
+
+// serveUDP decides the route of a session and sees it handled.
+func (v *view) serveUDP(uc *udprelay.Conn, client, local netip.AddrPort, worker int) {
+	c := &UDPConn{Conn: uc, client: client, local: local, worker: worker, view: v}
+	attached := false
+	defer func() {
+		switch {
+		case c.forwarded: // its path's owner counts it out
+		case attached:
+			c.Close() // and v.Closed counts it out
+		default:
+			c.Reject(relay.NoRoute)
+			v.stats.Abandoned(true)
+		}
+	}()
+	defer v.contain(client)
+	w := &walk{v: v, conn: c, src: &udpSource{c: uc}, deadline: time.Now().Add(time.Duration(v.peek.Timeout))}
+	w.buf, _ = w.src.more(time.Time{}, v.peek.MaxBytes)
+	w.rewrap()
+	for i := 0; ; i++ {
+		var got verdict
+		var err error
+		if i, got, err = w.find(i); got != yes {
+			v.unmatched(client, err)
+			return
+		}
+		c.place = v.places[i]
+		r := v.routes[i]
+		if r.native != nil && w.conn == net.Conn(c) {
+			if !c.Native(r.native) {
+				v.stats.Abandoned(true)
+				c.forwarded = true // and has been rejected
+			}
+			return
+		}
+		if !attached {
+			attached = true
+			c.Attach()
+			// Handlers read datagram by datagram from c, not from the bytes that
+			// the matchers saw in one piece.
+			io.CopyN(io.Discard, w.cx, int64(len(w.cx.MatchingBytes())))
+		}
+		w.cx.SetVar(connVar, c)
+		through, err := r.run(w.cx)
+		if err != nil {
+			v.logger.Debug("handling a session", zap.Stringer("remote", client), zap.Error(err))
+		}
+		if through == nil || err != nil {
+			return
+		}
+		w.continueOn(through)
+	}
+}
+
+func (v *view) unmatched(client netip.AddrPort, err error) {
+	if err != nil {
+		v.logger.Debug("matching failed", zap.Stringer("remote", client), zap.Error(err))
+	}
+}
+
+// contain keeps a panic of a matcher or a handler to the flow it happened in.
+func (v *view) contain(client netip.AddrPort) {
+	if p := recover(); p != nil {
+		v.stats.Panics.Inc()
+		v.logger.Error("a matcher or handler panicked; its flow was closed",
+			zap.Stringer("remote", client), zap.Any("panic", p), zap.ByteString("stack", debug.Stack()))
+	}
+}
+
+// discard takes n bytes that were peeked out of the socket.
+func (c *TCPConn) discard(n int) error {
+	if n == 0 {
+		return nil
+	}
+	_, err := io.ReadFull(c, make([]byte, n))
+	return err
+}
+
+// tcpSource peeks, so that an engine can begin with the untouched socket.
+type tcpSource struct {
+	c    *TCPConn
+	have int
+}
+
+func (s *tcpSource) more(deadline time.Time, limit int) ([]byte, error) {
+	s.c.SetReadDeadline(deadline)
+	defer s.c.SetReadDeadline(time.Time{})
+	rc, err := s.c.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	buf := make([]byte, limit)
+	var n int
+	var end error
+	err = rc.Read(func(fd uintptr) bool {
+		n, _, end = unix.Recvfrom(int(fd), buf, unix.MSG_PEEK)
+		switch {
+		case end == unix.EAGAIN || end == unix.EINTR:
+			end = nil
+			return false
+		case end != nil:
+			return true
+		case n > s.have:
+			return true
+		case n == 0 || finished(int(fd)):
+			end = io.EOF
+			return true
+		}
+		return false // until the next edge: new bytes, or the end
+	})
+	if err == nil {
+		err = end
+	}
+	n = max(n, 0)
+	s.have = max(s.have, n)
+	return buf[:n], err
+}
+
+// finished reports whether the client will send nothing more.
+func finished(fd int) bool {
+	p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
+	n, _ := unix.Poll(p, 0)
+	return n > 0
+}
+
+// udpSource looks at the datagrams that wait for the decision.
+type udpSource struct {
+	c    *udprelay.Conn
+	have int
+	tmp  [][]byte
+}
+
+func (s *udpSource) more(deadline time.Time, limit int) ([]byte, error) {
+	n, err := s.c.Wait(deadline, s.have)
+	s.have = max(s.have, n)
+	s.tmp = s.c.Datagrams(s.tmp[:0])
+	var buf []byte
+	for _, d := range s.tmp {
+		buf = append(buf, d...)
+	}
+	return buf[:min(len(buf), limit)], err
+}
+
+// streamSource reads what a handler has left behind.
+type streamSource struct {
+	conn net.Conn
+	buf  []byte
+}
+
+func (s *streamSource) more(deadline time.Time, limit int) ([]byte, error) {
+	s.conn.SetReadDeadline(deadline)
+	defer s.conn.SetReadDeadline(time.Time{})
+	old := len(s.buf)
+	s.buf = append(s.buf, make([]byte, limit-old)...)
+	n, err := s.conn.Read(s.buf[old:])
+	s.buf = s.buf[:old+n]
+	if errors.Is(err, os.ErrDeadlineExceeded) || n > 0 {
+		return s.buf, err
+	}
+	if err == nil {
+		err = io.ErrNoProgress
+	}
+	return s.buf, err
+}

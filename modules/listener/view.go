@@ -1,0 +1,173 @@
+package listener
+
+import (
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/wayhouse-proxy/wayhouse/internal/relay"
+	"github.com/wayhouse-proxy/wayhouse/internal/relay/tcprelay"
+	"github.com/wayhouse-proxy/wayhouse/internal/relay/udprelay"
+	"github.com/wayhouse-proxy/wayhouse/modules/flow"
+)
+
+// A view is what one config wants done with new flows. It does not change
+// after attach; endpoints reach it through one atomic pointer.
+//
+//	worker:  Accept, Open → admit → first route native? → engine
+//	                                       else ↓
+//	goroutine:                     look at bytes → routes → handlers
+//
+// A listener whose first route has no matchers and a native handler, which is
+// the usual one, is served by the worker alone.
+type view struct {
+	name   string
+	logger *zap.Logger
+	stats  *flow.Listener
+	limits *Limits
+	peek   Peek
+	routes []*Route
+	grace  time.Duration
+
+	engines *Engines
+	cs      []relay.Counters  // by worker
+	places  []*Place          // by route
+	dialers []tcprelay.Dialer // by route, nil where the handler is not native
+	direct  Forwarder         // the native handler of a first route without matchers
+	held    *relay.Path       // of UDP sessions that no engine forwards
+
+	refusing atomic.Bool // the process is ending
+}
+
+func newView(l *Listener, grace time.Duration) *view {
+	return &view{name: l.name, logger: l.logger, stats: l.stats, limits: l.limits, peek: l.Peek, routes: l.Routes, grace: grace}
+}
+
+// attach makes what depends on the engines.
+func (v *view) attach(e *Engines) {
+	v.engines = e
+	v.cs = v.stats.Workers(max(e.TCP.Workers(), e.UDP.Workers()))
+	v.held = &relay.Path{Listener: v.name, Route: -1, Idle: heldIdle, Counters: v.cs, Owner: heldOwner{v.stats}}
+	v.places = make([]*Place, len(v.routes))
+	v.dialers = make([]tcprelay.Dialer, len(v.routes))
+	for i, r := range v.routes {
+		v.places[i] = &Place{Listener: v.name, Route: i, Stats: v.stats, Counters: v.cs}
+		if r.native != nil {
+			v.dialers[i] = r.native.TCPDialer(v.places[i])
+		}
+	}
+	if len(v.routes) > 0 && len(v.routes[0].sets) == 0 {
+		v.direct = v.routes[0].native
+	}
+}
+
+// heldIdle ends a UDP session of a foreign handler that has gone quiet.
+const heldIdle = 90 * time.Second
+
+// heldOwner counts out the sessions of foreign handlers.
+type heldOwner struct{ stats *flow.Listener }
+
+func (heldOwner) ConnectFailed(*relay.Path, relay.Failure, syscall.Errno) {}
+func (heldOwner) Answered(*relay.Path)                                    {}
+func (heldOwner) Failed(*relay.Path, relay.Failure, syscall.Errno)        {}
+
+func (o heldOwner) Closed(_ *relay.Path, s *relay.Info, _ relay.Reason) { o.stats.Closed(true, s.Age) }
+
+// Accept implements tcprelay.Acceptor.
+func (ep *endpoint) Accept(o *tcprelay.Opening) tcprelay.Decision {
+	v := ep.view.Load()
+	if v == nil || v.refusing.Load() {
+		return tcprelay.Refuse
+	}
+	if limit := v.limits.admit(v.stats, false); limit != "" {
+		v.stats.Blocked(limit)
+		return tcprelay.Refuse
+	}
+	if v.direct != nil {
+		v.stats.Accepted.Inc()
+		o.Dialer = v.dialers[0]
+		return tcprelay.Forward
+	}
+	go v.serveTCP(o.FD, o.Client, o.Local)
+	return tcprelay.Take
+}
+
+// AcceptFailed implements tcprelay.Acceptor.
+func (ep *endpoint) AcceptFailed(err error, pause time.Duration) {
+	v := ep.view.Load()
+	if v == nil {
+		return
+	}
+	v.stats.AcceptErrors.Inc()
+	if held, ok := acceptLog.allow(); ok {
+		v.logger.Warn("accept failed", zap.Stringer("local", ep.key.Bind), zap.Error(err), zap.Duration("retry_in", pause), zap.Int64("suppressed", held))
+	}
+}
+
+// acceptLog lets one line a second through for the whole process: all
+// listeners fail together.
+var acceptLog everySecond
+
+type everySecond struct {
+	next atomic.Int64 // UnixNano of the monotonic clock's start plus elapsed
+	held atomic.Int64
+}
+
+var started = time.Now()
+
+func (e *everySecond) allow() (held int64, ok bool) {
+	now := int64(time.Since(started))
+	next := e.next.Load()
+	if now < next || !e.next.CompareAndSwap(next, now+int64(time.Second)) {
+		e.held.Add(1)
+		return 0, false
+	}
+	return e.held.Swap(0), true
+}
+
+// Open implements udprelay.Acceptor.
+func (ep *endpoint) Open(o *udprelay.Opening) udprelay.Decision {
+	v := ep.view.Load()
+	if v == nil {
+		ep.mu.Lock()
+		last := ep.last
+		ep.mu.Unlock()
+		if last != nil {
+			o.Counters = last.counters(o.Worker)
+		}
+		o.Reason = relay.Draining
+		return udprelay.Refuse
+	}
+	o.Counters = v.counters(o.Worker)
+	if v.refusing.Load() {
+		o.Reason = relay.Draining
+		return udprelay.Refuse
+	}
+	if len(v.routes) == 0 {
+		return v.divert(ep, o)
+	}
+	if limit := v.limits.admit(v.stats, true); limit != "" {
+		v.stats.Blocked(limit)
+		o.Reason = relay.Filtered
+		return udprelay.Refuse
+	}
+	if v.direct != nil {
+		d := v.direct.ForwardUDP(o, v.places[0])
+		if d != udprelay.Forward {
+			v.stats.Abandoned(true)
+		}
+		return d
+	}
+	c, err := o.Hold(v.held)
+	if err != nil {
+		v.stats.Abandoned(true)
+		o.Reason = relay.PendingFull
+		return udprelay.Refuse
+	}
+	go v.serveUDP(c, o.Client, o.Local, o.Worker)
+	return udprelay.Hold
+}
+
+func (v *view) counters(worker int) *relay.Counters { return &v.cs[worker] }

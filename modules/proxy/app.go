@@ -1,0 +1,306 @@
+// Package proxy is the app wayhouse: it makes the listeners and pools of a
+// config from their parts and owns nothing else. What survives a config is in
+// the packages it wires.
+package proxy
+
+import (
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"maps"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"go.uber.org/zap"
+
+	"github.com/wayhouse-proxy/wayhouse/internal/metrics"
+	"github.com/wayhouse-proxy/wayhouse/modules/listener"
+	"github.com/wayhouse-proxy/wayhouse/modules/pool"
+)
+
+func init() { caddy.RegisterModule(new(App)) }
+
+// App is the data plane: named listeners that take TCP connections and UDP
+// sessions, and named pools of backends that these are sent to.
+type App struct {
+	// How many event loops there are for TCP and as many for UDP, up to 127. It
+	// is fixed when the first config starts; a reload that changes it is warned
+	// about and takes effect with the next start of the process. Zero is one for
+	// each CPU the process may use. Default: 0.
+	Workers int `json:"workers,omitempty"`
+
+	// How long flows may go on when the process is told to stop, and those of a
+	// listener or address that a reload has taken away. What is left then is
+	// closed with the reason drain. Default: 30s.
+	ShutdownGrace *caddy.Duration `json:"shutdown_grace,omitempty"`
+
+	// Bounds for the whole process. Default: none.
+	Limits listener.Limits `json:"limits,omitzero"`
+
+	// The pools, by name.
+	Pools map[string]*pool.Config `json:"pools,omitempty"`
+
+	// The listeners, by name. Names are letters, digits, - _ and .
+	Listeners map[string]*listener.Listener `json:"listeners,omitempty"`
+
+	ctx    caddy.Context // with the app in it, for modules loaded inside
+	logger *zap.Logger
+	grace  time.Duration
+	binds  listener.Binds
+	pools  map[string]*pool.Pool // named and inline, by name
+
+	engines *listener.Engines // held from Start to Stop
+	started bool              // guarded by instances
+}
+
+// CaddyModule returns the Caddy module information.
+func (*App) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{
+		ID:  "wayhouse",
+		New: func() caddy.Module { return new(App) },
+	}
+}
+
+// appKey finds the app in the context of the modules it loads.
+const appKey caddy.CtxKey = "wayhouse_app"
+
+// From is the app of the config that ctx belongs to, loaded if need be.
+func From(ctx caddy.Context) (*App, error) {
+	if app, ok := ctx.Value(appKey).(*App); ok {
+		return app, nil
+	}
+	v, err := ctx.App("wayhouse")
+	if err != nil {
+		return nil, err
+	}
+	return v.(*App), nil
+}
+
+const defaultGrace = 30 * time.Second
+
+// Provision sets up pools and listeners and starts nothing.
+func (a *App) Provision(ctx caddy.Context) error {
+	a.logger = ctx.Logger()
+	a.pools = make(map[string]*pool.Pool)
+	a.binds = make(listener.Binds)
+	if a.Workers < 0 || a.Workers > maxWorkers {
+		return fmt.Errorf("workers: %d is not from 0 to %d", a.Workers, maxWorkers)
+	}
+	a.grace = defaultGrace
+	if a.ShutdownGrace != nil {
+		a.grace = time.Duration(*a.ShutdownGrace)
+	}
+	if a.grace < 0 {
+		return fmt.Errorf("shutdown_grace: %v is negative; 0s closes everything at once", a.grace)
+	}
+	if err := a.Limits.Validate(); err != nil {
+		return fmt.Errorf("limits.%w", err)
+	}
+	if err := metrics.Register(ctx.GetMetricsRegistry()); err != nil {
+		return fmt.Errorf("registering metrics: %w", err)
+	}
+	inside := ctx.WithValue(appKey, a)
+	a.ctx = inside
+	for _, name := range slices.Sorted(maps.Keys(a.Pools)) {
+		if err := a.addPool(name, a.Pools[name]); err != nil {
+			return fmt.Errorf("pools.%s.%w", name, err)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(a.Listeners)) {
+		l := a.Listeners[name]
+		if l == nil {
+			return fmt.Errorf("listeners.%s: is null", name)
+		}
+		if err := l.Provision(inside, name, a.binds, &a.Limits, a.grace); err != nil {
+			return err
+		}
+		if err := l.Validate(); err != nil {
+			return err
+		}
+		l.Declare()
+	}
+	return a.checkHealthNamed()
+}
+
+const maxWorkers = 127
+
+func (a *App) addPool(name string, c *pool.Config) error {
+	if c == nil {
+		return errors.New("targets: none; give at least one, ip:port or host:port")
+	}
+	p, err := c.Provision(a.ctx, name)
+	if err != nil {
+		return err
+	}
+	p.SetWatcher(watcher{})
+	a.pools[name] = p
+	return nil
+}
+
+// Pool is the pool of that name.
+func (a *App) Pool(name string) (*pool.Pool, error) {
+	if p := a.pools[name]; p != nil && a.Pools[name] != nil {
+		return p, nil
+	}
+	known := "there are none"
+	if len(a.Pools) > 0 {
+		known = "there are " + strings.Join(slices.Sorted(maps.Keys(a.Pools)), ", ")
+	}
+	return nil, fmt.Errorf("pool: no pool is named %q in apps.wayhouse.pools; %s", name, known)
+}
+
+// InlinePool makes a pool of a config that a handler carries. It is named
+// after its targets, so that its backends keep their health and counts over a
+// reload wherever the handler moves.
+func (a *App) InlinePool(c *pool.Config) (*pool.Pool, error) {
+	base := strings.Join(c.Targets, ",")
+	if len(base) > maxInlineName {
+		sum := fnv.New32a()
+		sum.Write([]byte(base))
+		base = fmt.Sprintf("%s,…%08x", c.Targets[0], sum.Sum32())
+	}
+	name := "inline:" + base
+	for n := 2; a.pools[name] != nil; n++ {
+		name = fmt.Sprintf("inline%d:%s", n, base)
+	}
+	if err := a.addPool(name, c); err != nil {
+		return nil, err
+	}
+	return a.pools[name], nil
+}
+
+const maxInlineName = 64
+
+// checkHealthNamed refuses pools that the default check would take down: only
+// UDP listeners use them, where nothing need answer a TCP connect.
+func (a *App) checkHealthNamed() error {
+	type use struct{ tcp, udp bool }
+	uses := make(map[*pool.Pool]*use)
+	for _, l := range a.Listeners {
+		for h := range l.Handlers {
+			user, ok := h.(interface{ UsedPool() *pool.Pool })
+			if !ok {
+				continue
+			}
+			u := uses[user.UsedPool()]
+			if u == nil {
+				u = new(use)
+				uses[user.UsedPool()] = u
+			}
+			tcp, udp := l.Networks()
+			u.tcp, u.udp = u.tcp || tcp, u.udp || udp
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(a.pools)) {
+		p := a.pools[name]
+		if u := uses[p]; u != nil && u.udp && !u.tcp && !p.HealthNamed() {
+			return fmt.Errorf("pools.%s.%w", name, pool.ErrHealthUnnamed)
+		}
+	}
+	return nil
+}
+
+// Start binds what the config before does not have, then lets new flows follow
+// this config, then starts the pools' work. It changes nothing when it fails.
+func (a *App) Start() (err error) {
+	workers := a.Workers
+	if workers == 0 {
+		workers = min(runtime.GOMAXPROCS(0), maxWorkers)
+	}
+	if a.engines, err = listener.AcquireEngines(workers, a.logger); err != nil {
+		return err
+	}
+	var opened []*listener.Listener
+	var running []*pool.Pool
+	defer func() {
+		if err == nil {
+			return
+		}
+		for _, l := range opened {
+			err = errors.Join(err, l.Close())
+		}
+		for _, p := range running {
+			p.Stop()
+		}
+		a.engines = nil
+		err = errors.Join(err, listener.ReleaseEngines())
+	}()
+	if got := a.engines.TCP.Workers(); got != workers {
+		a.logger.Warn("the number of workers changes with the next start of the process", zap.Int("running", got), zap.Int("configured", workers))
+	}
+	for _, name := range slices.Sorted(maps.Keys(a.Listeners)) {
+		l := a.Listeners[name]
+		if err := l.Open(a.engines, a.binds); err != nil {
+			return err
+		}
+		opened = append(opened, l)
+	}
+	for _, p := range a.pools {
+		if err := p.Start(); err != nil {
+			return fmt.Errorf("pools.%s: %w", p.Name(), err)
+		}
+		running = append(running, p)
+	}
+	for _, l := range opened {
+		l.Serve()
+		a.logger.Info("listening", zap.String("listener", l.Name()), zap.Stringers("local", l.Bound()))
+	}
+	instances.started(a)
+	hangup.acquire(a.logger)
+	return nil
+}
+
+// Stop ends what Start began. Flows live on: on a reload under the config that
+// has started meanwhile, at the end of the process until they end or the grace
+// has passed.
+func (a *App) Stop() error {
+	if a.engines == nil {
+		return nil
+	}
+	if caddy.Exiting() {
+		a.shutDown()
+	}
+	instances.stopped(a)
+	var errs []error
+	for _, l := range a.Listeners {
+		errs = append(errs, l.Close())
+	}
+	for _, p := range a.pools {
+		p.Stop()
+	}
+	hangup.release()
+	a.leave()
+	return errors.Join(errs...)
+}
+
+// Cleanup gives back what Provision took; Provision may have failed half-way.
+func (a *App) Cleanup() error {
+	for _, l := range a.Listeners {
+		if l != nil {
+			l.Withdraw()
+		}
+	}
+	for _, p := range a.pools {
+		p.Cleanup()
+	}
+	instances.gone(a)
+	return nil
+}
+
+// Listening is where the listener of that name listens.
+func (a *App) Listening(name string) []listener.Bind {
+	if l := a.Listeners[name]; l != nil {
+		return l.Bound()
+	}
+	return nil
+}
+
+// Interface guards
+var (
+	_ caddy.App          = (*App)(nil)
+	_ caddy.Provisioner  = (*App)(nil)
+	_ caddy.CleanerUpper = (*App)(nil)
+)

@@ -1,0 +1,190 @@
+package proxy
+
+import (
+	"net/netip"
+	"os"
+	"os/signal"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"go.uber.org/zap"
+
+	"github.com/wayhouse-proxy/wayhouse/internal/metrics"
+	"github.com/wayhouse-proxy/wayhouse/internal/relay"
+	"github.com/wayhouse-proxy/wayhouse/modules/listener"
+	"github.com/wayhouse-proxy/wayhouse/modules/pool"
+)
+
+var (
+	reloads = metrics.Counter("config_reload_total", "Loads of a config beside a running one, by result: ok or error.", "result")
+	version = metrics.Gauge("config_version", "Unix time at which the running config was started.")
+)
+
+// instances follows the apps of this process through reloads: which one is
+// running, and what became of each load.
+var instances lifetimes
+
+type lifetimes struct {
+	mu      sync.Mutex
+	current *App
+	before  map[*App]*App // what was running when an app started
+}
+
+// Running is the app of the config that runs, nil without one.
+func Running() *App {
+	instances.mu.Lock()
+	defer instances.mu.Unlock()
+	return instances.current
+}
+
+func (l *lifetimes) started(a *App) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.before == nil {
+		l.before = make(map[*App]*App)
+	}
+	l.before[a] = l.current
+	l.current = a
+	a.started = true
+	version.WithLabelValues().SetToCurrentTime()
+}
+
+// stopped hears that a has stopped. Caddy stops the old config only after the
+// new one has wholly started, so that is when a reload has succeeded; when it
+// is the new one that stops, another of its apps has failed.
+func (l *lifetimes) stopped(a *App) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	old := l.before[a]
+	delete(l.before, a)
+	switch {
+	case l.current == a:
+		if l.current = old; old != nil {
+			reloads.WithLabelValues("error").Inc()
+		}
+	case !caddy.Exiting():
+		reloads.WithLabelValues("ok").Inc()
+	}
+	for newer, old := range l.before {
+		if old == a {
+			l.before[newer] = nil // a comes back no more
+		}
+	}
+}
+
+// gone hears that a has been cleaned up: before it started, when its config
+// was refused.
+func (l *lifetimes) gone(a *App) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !a.started && l.current != nil {
+		reloads.WithLabelValues("error").Inc()
+	}
+}
+
+// watcher ends or moves flows whose backend is down or gone.
+type watcher struct{}
+
+// BackendDown implements pool.Watcher. It is about UDP: a TCP connection whose
+// backend is gone ends by itself.
+func (watcher) BackendDown(p *pool.Pool, addr netip.AddrPort, mode pool.DownMode) {
+	e := listener.Running()
+	if e == nil {
+		return
+	}
+	if mode == pool.DownRehome {
+		e.UDP.Rehome(to(p, addr))
+		return
+	}
+	e.UDP.ClosePaths(to(p, addr), relay.BackendDown)
+}
+
+// BackendRemoved implements pool.Watcher.
+func (watcher) BackendRemoved(p *pool.Pool, addr netip.AddrPort, mode pool.RemovedMode) {
+	e := listener.Running()
+	if e == nil {
+		return
+	}
+	why := relay.BackendDown
+	if mode == pool.RemovedDrain {
+		why = relay.Drain
+	}
+	e.ClosePaths(to(p, addr), why)
+}
+
+// to selects the paths to one backend of a pool.
+func to(p *pool.Pool, addr netip.AddrPort) func(*relay.Path) bool {
+	name := p.Name()
+	return func(path *relay.Path) bool { return path.Pool == name && path.Backend == addr }
+}
+
+// stopping is set when the process has begun to end.
+var stopping atomic.Bool
+
+// Stopping reports whether the process has begun to end and takes no new
+// flows.
+func Stopping() bool { return stopping.Load() || caddy.Exiting() }
+
+// shutDown turns new flows away and waits for those there are, for the grace at
+// the most. A second signal ends the wait.
+func (a *App) shutDown() {
+	stopping.Store(true)
+	for _, l := range a.Listeners {
+		l.Refuse()
+	}
+	again := make(chan os.Signal, 1)
+	signal.Notify(again, syscall.SIGTERM, syscall.SIGINT)
+	defer signal.Stop(again)
+	live := a.engines.Live()
+	if live > 0 {
+		a.logger.Info("waiting for flows to end", zap.Int("flows", live), zap.Duration("grace", a.grace))
+	}
+	end := time.NewTimer(a.grace)
+	defer end.Stop()
+	poll := time.NewTicker(shutdownPoll)
+	defer poll.Stop()
+	for a.engines.Live() > 0 {
+		select {
+		case <-poll.C:
+		case <-end.C:
+			a.logger.Info("the grace has passed; closing what is left", zap.Int("flows", a.engines.Live()))
+			return
+		case sig := <-again:
+			a.logger.Warn("a second signal; closing what is left", zap.Stringer("signal", sig), zap.Int("flows", a.engines.Live()))
+			return
+		}
+	}
+}
+
+const shutdownPoll = 20 * time.Millisecond
+
+// leave gives the engines back. When this was the last config that used them,
+// the flows they still have get the grace first; at the end of the process
+// shutDown has given it.
+func (a *App) leave() {
+	e := a.engines
+	a.engines = nil
+	if caddy.Exiting() || e.Live() == 0 || Running() != nil {
+		listener.ReleaseEngines()
+		return
+	}
+	a.logger.Info("no listeners are left; draining", zap.Int("flows", e.Live()), zap.Duration("grace", a.grace))
+	go func() {
+		end := time.NewTimer(a.grace)
+		defer end.Stop()
+		poll := time.NewTicker(shutdownPoll)
+		defer poll.Stop()
+		for e.Live() > 0 {
+			select {
+			case <-poll.C:
+				continue
+			case <-end.C:
+			}
+			break
+		}
+		listener.ReleaseEngines()
+	}()
+}

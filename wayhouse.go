@@ -1,0 +1,16 @@
+// Package wayhouse imports every module of Wayhouse. It is what a custom build
+// takes in:
+//
+//	xcaddy build --with github.com/wayhouse-proxy/wayhouse
+package wayhouse
+
+import (
+	// caddy-l4's own matchers and handlers, which work in a listener's routes.
+	_ "github.com/mholt/caddy-l4"
+
+	_ "github.com/wayhouse-proxy/wayhouse/handlers/pool"
+	_ "github.com/wayhouse-proxy/wayhouse/modules/adminapi"
+	_ "github.com/wayhouse-proxy/wayhouse/modules/balancer"
+	_ "github.com/wayhouse-proxy/wayhouse/modules/health"
+	_ "github.com/wayhouse-proxy/wayhouse/modules/proxy"
+)
