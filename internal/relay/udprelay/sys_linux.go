@@ -68,6 +68,11 @@ func getsockname(fd int, name *unix.RawSockaddrInet6) bool {
 	return errno == 0
 }
 
+func readTimer(fd int) {
+	var n uint64
+	unix.RawSyscall(unix.SYS_READ, uintptr(fd), uintptr(unsafe.Pointer(&n)), unsafe.Sizeof(n))
+}
+
 func setGRO(fd int) {
 	one := int32(1)
 	unix.RawSyscall6(unix.SYS_SETSOCKOPT, uintptr(fd), unix.SOL_UDP, unix.UDP_GRO, uintptr(unsafe.Pointer(&one)), unsafe.Sizeof(one), 0)

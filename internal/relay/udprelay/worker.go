@@ -130,8 +130,8 @@ func newWorker(id int, log *zap.Logger, off offload) (_ *worker, err error) {
 	if w.timerfd, err = unix.TimerfdCreate(unix.CLOCK_MONOTONIC, unix.TFD_CLOEXEC|unix.TFD_NONBLOCK); err != nil {
 		return nil, os.NewSyscallError("timerfd_create", err)
 	}
-	// Both are edge-triggered: each write and each expiry is an event, and
-	// nobody needs to read them.
+	// Edge-triggered, each write to the eventfd is an event and nobody needs
+	// to read it. A timerfd does not go on until it is read.
 	for fd, kind := range map[int]uint32{w.eventfd: kindOps, w.timerfd: kindTimer} {
 		if errno := epollAdd(w.epfd, fd, &unix.EpollEvent{Events: edge, Pad: int32(kind << 24)}); errno != 0 {
 			return nil, os.NewSyscallError("epoll_ctl", errno)
@@ -267,6 +267,8 @@ func (w *worker) handle(ev unix.EpollEvent) {
 		}
 	case kindOps:
 		w.takeOps()
+	case kindTimer:
+		readTimer(w.timerfd)
 	}
 }
 

@@ -1,0 +1,5 @@
+//go:build !race
+
+package udprelay
+
+const raceEnabled = false
