@@ -249,7 +249,7 @@ func (a *App) Start() (err error) {
 		a.logger.Info("listening", zap.String("listener", l.Name()), zap.Stringers("local", l.Bound()))
 	}
 	instances.started(a)
-	hangup.acquire(a.logger)
+	signals.acquire(a.logger)
 	return nil
 }
 
@@ -271,7 +271,8 @@ func (a *App) Stop() error {
 	for _, p := range a.pools {
 		p.Stop()
 	}
-	hangup.release()
+	signals.release()
+	a.drainRemoved()
 	a.leave()
 	return errors.Join(errs...)
 }

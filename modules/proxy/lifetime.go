@@ -2,11 +2,8 @@ package proxy
 
 import (
 	"net/netip"
-	"os"
-	"os/signal"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -14,6 +11,7 @@ import (
 
 	"github.com/wayhouse-proxy/wayhouse/internal/metrics"
 	"github.com/wayhouse-proxy/wayhouse/internal/relay"
+	"github.com/wayhouse-proxy/wayhouse/modules/flow"
 	"github.com/wayhouse-proxy/wayhouse/modules/listener"
 	"github.com/wayhouse-proxy/wayhouse/modules/pool"
 )
@@ -135,31 +133,61 @@ func (a *App) shutDown() {
 	for _, l := range a.Listeners {
 		l.Refuse()
 	}
-	again := make(chan os.Signal, 1)
-	signal.Notify(again, syscall.SIGTERM, syscall.SIGINT)
-	defer signal.Stop(again)
-	live := a.engines.Live()
-	if live > 0 {
+	if live := a.engines.Live(); live > 0 {
 		a.logger.Info("waiting for flows to end", zap.Int("flows", live), zap.Duration("grace", a.grace))
 	}
-	end := time.NewTimer(a.grace)
-	defer end.Stop()
+	// A stop by the admin API comes without a signal; the one that made Caddy
+	// stop may be counted a moment later.
+	first, settled := int32(1), false
+	began := time.Now()
 	poll := time.NewTicker(shutdownPoll)
 	defer poll.Stop()
-	for a.engines.Live() > 0 {
-		select {
-		case <-poll.C:
-		case <-end.C:
-			a.logger.Info("the grace has passed; closing what is left", zap.Int("flows", a.engines.Live()))
-			return
-		case sig := <-again:
-			a.logger.Warn("a second signal; closing what is left", zap.Stringer("signal", sig), zap.Int("flows", a.engines.Live()))
+	for live := a.engines.Live(); live > 0; live = a.engines.Live() {
+		waited := time.Since(began)
+		if !settled && waited > firstSignal {
+			first, settled = min(signals.ends.Load(), 1), true
+		}
+		if signals.ends.Load() > first {
+			a.logger.Warn("a second signal; closing what is left", zap.Int("flows", live))
 			return
 		}
+		if waited >= a.grace {
+			a.logger.Info("the grace has passed; closing what is left", zap.Int("flows", live))
+			return
+		}
+		<-poll.C
 	}
 }
 
+// firstSignal is how long the signal that has made Caddy stop may take to
+// reach us too.
+const firstSignal = 200 * time.Millisecond
+
 const shutdownPoll = 20 * time.Millisecond
+
+// drainRemoved ends the TCP connections of listeners that the running config
+// no longer has, when the grace has passed and none of that name has come
+// back. UDP sessions end with their sockets.
+func (a *App) drainRemoved() {
+	running := Running()
+	if caddy.Exiting() || running == nil || running == a {
+		return
+	}
+	for name := range a.Listeners {
+		conns := flow.ListenerOf(name).Conns.Load()
+		if running.Listeners[name] != nil || conns == 0 {
+			continue
+		}
+		a.logger.Info("draining a listener that is gone", zap.String("listener", name), zap.Int64("connections", conns), zap.Duration("grace", a.grace))
+		time.AfterFunc(a.grace, func() {
+			e, now := listener.Running(), Running()
+			if e == nil || now != nil && now.Listeners[name] != nil {
+				return
+			}
+			e.ClosePaths(func(p *relay.Path) bool { return p.Listener == name }, relay.Drain)
+		})
+	}
+}
 
 // leave gives the engines back. When this was the last config that used them,
 // the flows they still have get the grace first; at the end of the process
