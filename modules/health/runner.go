@@ -38,11 +38,11 @@ type Rhythm struct {
 func (r *Rhythm) claim(now time.Time, interval time.Duration) (next time.Time, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.running { // and may be cut short
+		return now.Add(interval / 8), false
+	}
 	if due := r.last.Add(interval); !r.last.IsZero() && due.After(now) {
 		return due, false
-	}
-	if r.running {
-		return now.Add(interval / 8), false
 	}
 	r.running, r.last, r.before = true, now, r.last
 	return now.Add(interval), true
