@@ -122,7 +122,7 @@ func (w *worker) connectFailed(slot uint32, c *conn, f relay.Failure, errno sysc
 	w.paths.give(c.path)
 	c.path = 0
 	if c.fd[backend] >= 0 {
-		closeFD(c.fd[backend])
+		closeReset(c.fd[backend]) // it may be connected, and must not take this for a client without a word
 		c.fd[backend] = -1
 	}
 	p.tried = append(p.tried, path)

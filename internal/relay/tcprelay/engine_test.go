@@ -74,6 +74,12 @@ func withLifetime(d time.Duration) option {
 	}
 }
 
+func withTimeout(d time.Duration) option {
+	return func(r *rig, _ *Options, _ *sock.Options) { r.timeout = d }
+}
+
+func taking(r *rig, _ *Options, _ *sock.Options) { r.decision = Take }
+
 func copying(_ *rig, o *Options, _ *sock.Options) { o.noSplice = true }
 
 // newRig starts an engine that forwards to the backends, in order. At the end

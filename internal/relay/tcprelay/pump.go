@@ -40,7 +40,7 @@ const (
 	waiting outcome = iota // for an event
 	again                  // the budget is spent
 	over                   // everything has been delivered, the FIN is next
-	broken                 // the side beside it has been reset
+	broken                 // the side the bytes come from has been reset
 )
 
 // socketEvent handles an event of a connection's socket.
@@ -91,13 +91,8 @@ func (w *worker) socketEvent(slot uint32, c *conn, side int, ev uint32) {
 // needs no waiting.
 func (w *worker) hangup(c *conn, side int) {
 	c.flags |= on(readable, side) | on(writable, side) | on(ending, side)
-	switch errno := pendingError(c.fd[side]); errno {
-	case 0:
-	case unix.EPIPE:
-		c.flags |= on(dead, side)
-	default:
-		c.flags |= on(reset, side)
-		c.errno_ = uint16(errno)
+	if errno := pendingError(c.fd[side]); errno != 0 {
+		w.died(c, side, errno)
 	}
 }
 
@@ -108,13 +103,15 @@ func (w *worker) pump(slot uint32, c *conn) {
 		return
 	}
 	w.current = handle{slot, c.gen}
-	more, before := false, c.flags
+	more, still, before := false, [2]bool{}, c.flags
 	for from := range 2 {
 		if c.shut[from] {
 			continue
 		}
-		out, side, errno := w.carry(c, from)
+		out, errno := w.carry(c, from)
 		switch out {
+		case waiting:
+			still[from] = true
 		case again:
 			more = true
 		case over:
@@ -123,7 +120,7 @@ func (w *worker) pump(slot uint32, c *conn) {
 				shutdownWrite(c.fd[1-from])
 			}
 		case broken:
-			w.broke(slot, c, side, errno)
+			w.broke(slot, c, from, errno)
 			return
 		}
 	}
@@ -131,14 +128,22 @@ func (w *worker) pump(slot uint32, c *conn) {
 		w.finish(slot, c, c.why)
 		return
 	}
-	for side := range 2 {
-		if c.shut[side] && c.has(on(dead, side)) {
-			w.part(slot, c, side)
-			return
+	if c.flags&^before&(on(dead, client)|on(dead, backend)) != 0 {
+		more = true // what it has left is to be read first
+	} else {
+		for side := range 2 {
+			switch {
+			case c.has(on(reset, side)) && (still[side] || c.shut[side]):
+				w.broke(slot, c, side, c.errno())
+				return
+			case c.has(on(dead, side)) && c.shut[side]:
+				w.part(slot, c, side)
+				return
+			}
 		}
 	}
-	if more || c.flags&^before&(on(dead, client)|on(dead, backend)) != 0 {
-		w.enqueue(slot, c) // also to read what a side has left that has just died
+	if more {
+		w.enqueue(slot, c)
 	}
 	if c.held != [2]uint32{} && !c.has(stalled) {
 		c.flags |= stalled
@@ -157,9 +162,9 @@ func (w *worker) unstall(slot uint32, c *conn) {
 }
 
 // carry moves one direction and accounts for it.
-func (w *worker) carry(c *conn, from int) (out outcome, side int, errno unix.Errno) {
+func (w *worker) carry(c *conn, from int) (out outcome, errno unix.Errno) {
 	before := c.bytes[from]
-	taken, out, side, errno := w.move(c, from)
+	taken, out, errno := w.move(c, from)
 	delivered := c.bytes[from] - before
 	if taken > 0 || delivered > 0 {
 		c.last = w.now
@@ -182,11 +187,11 @@ func (w *worker) carry(c *conn, from int) (out outcome, side int, errno unix.Err
 		c.flags |= answered
 		p.Owner.Answered(p)
 	}
-	return out, side, errno
+	return out, errno
 }
 
 // move is the loop of carry: taken is what was read from the side from.
-func (w *worker) move(c *conn, from int) (taken int, out outcome, side int, errno unix.Errno) {
+func (w *worker) move(c *conn, from int) (taken int, out outcome, errno unix.Errno) {
 	to := 1 - from
 	for {
 		if c.held[from] > 0 {
@@ -194,19 +199,19 @@ func (w *worker) move(c *conn, from int) (taken int, out outcome, side int, errn
 				w.discard(c, from)
 			} else if !c.has(on(writable, to)) {
 				break
-			} else if errno = w.deliver(c, from); errno != 0 {
-				return taken, broken, to, errno
+			} else {
+				w.deliver(c, from)
 			}
 			continue
 		}
 		if c.eof[from] {
-			return taken, over, 0, 0
+			return taken, over, 0
 		}
 		if !c.has(on(readable, from)) || !c.has(on(writable|dead, to)) {
 			break
 		}
 		if taken >= turnBudget {
-			return taken, again, 0, 0
+			return taken, again, 0
 		}
 		var n int
 		if c.streak[from] >= bulkAfter && !w.noSplice && !c.has(on(dead, to)) {
@@ -219,15 +224,12 @@ func (w *worker) move(c *conn, from int) (taken int, out outcome, side int, errn
 			if taken >= bufSize { // bulk from the first full buffer on
 				c.streak[from] = max(c.streak[from], bulkAfter)
 			}
-			if errno != 0 {
-				return taken, broken, to, errno
-			}
 			continue
 		}
 		switch errno {
 		case 0:
 			if c.has(on(reset, from)) { // the error has been taken, and this is no FIN
-				return taken, broken, from, c.errno()
+				return taken, broken, c.errno()
 			}
 			c.eof[from] = true
 			if c.why == 0 {
@@ -240,19 +242,14 @@ func (w *worker) move(c *conn, from int) (taken int, out outcome, side int, errn
 			c.flags &^= on(readable, from)
 		case unix.EINTR:
 		default:
-			return taken, broken, from, errno
+			return taken, broken, errno
 		}
 	}
-	for side := range 2 {
-		if c.has(on(reset, side)) {
-			return taken, broken, side, c.errno()
-		}
-	}
-	return taken, waiting, 0, 0
+	return taken, waiting, 0
 }
 
-// copy reads once into the worker's buffer and passes it on. With n > 0 the
-// error is of the write.
+// copy reads once into the worker's buffer and passes it on. The error is of
+// the read.
 func (w *worker) copy(c *conn, from int) (n int, errno unix.Errno) {
 	to := 1 - from
 	n, errno = read(c.fd[from], w.buf)
@@ -271,16 +268,12 @@ func (w *worker) copy(c *conn, from int) (n int, errno unix.Errno) {
 	}
 	m, errno := write(c.fd[to], w.buf[:n])
 	if errno != 0 {
-		m = 0
+		if m = 0; !passing(errno) {
+			w.died(c, to, errno)
+			return n, 0
+		}
 	}
 	c.bytes[from] += uint64(m)
-	switch {
-	case errno == unix.EPIPE:
-		w.died(c, to)
-		return n, 0
-	case errno != 0 && errno != unix.EAGAIN && errno != unix.EINTR && errno != unix.ENOBUFS && errno != unix.ENOMEM:
-		return n, errno
-	}
 	if m < n {
 		if errno != unix.EINTR {
 			c.flags &^= on(writable, to)
@@ -310,7 +303,7 @@ func (w *worker) fill(c *conn, from int) (n int, errno unix.Errno) {
 
 // deliver passes on what is held, once, and lets go of the pipe or the buffer
 // when it is empty.
-func (w *worker) deliver(c *conn, from int) unix.Errno {
+func (w *worker) deliver(c *conn, from int) {
 	to := 1 - from
 	var n int
 	var errno unix.Errno
@@ -322,31 +315,29 @@ func (w *worker) deliver(c *conn, from int) unix.Errno {
 			s.data = s.data[n:]
 		}
 	}
-	switch errno {
-	case 0:
-		if n == 0 { // cannot be: wait rather than spin
-			c.flags &^= on(writable, to)
-		}
-	case unix.EINTR:
-		return 0
-	case unix.EAGAIN, unix.ENOBUFS, unix.ENOMEM:
+	switch {
+	case errno == unix.EINTR:
+		return
+	case errno != 0 && !passing(errno):
+		w.died(c, to, errno)
+		return
+	case errno != 0, n == 0: // none taken, which without an error cannot be: wait rather than spin
 		c.flags &^= on(writable, to)
-		return 0
-	case unix.EPIPE:
-		w.died(c, to)
-		return 0
-	default:
-		return errno
+		return
 	}
 	c.bytes[from] += uint64(n)
 	if c.held[from] -= uint32(n); c.held[from] > 0 {
 		if c.pipe[from] == 0 {
 			c.flags &^= on(writable, to) // it took less than it was offered
 		}
-		return 0
+		return
 	}
 	w.discard(c, from)
-	return 0
+}
+
+// passing tells a refusal that says nothing about the connection.
+func passing(errno unix.Errno) bool {
+	return errno == unix.EAGAIN || errno == unix.EINTR || errno == unix.ENOBUFS || errno == unix.ENOMEM
 }
 
 // discard lets go of what a direction holds.
@@ -360,10 +351,14 @@ func (w *worker) discard(c *conn, from int) {
 	c.pipe[from], c.spill[from], c.held[from] = 0, 0, 0
 }
 
-// died notes that a side takes no more bytes, after its FIN. What it has sent
-// before is there to be read.
-func (w *worker) died(c *conn, side int) {
+// died notes that a side takes no more bytes: after its FIN (EPIPE; see
+// hangup) or a reset. What it has sent before is there to be read.
+func (w *worker) died(c *conn, side int, errno unix.Errno) {
 	c.flags |= on(dead, side) | on(readable, side) | on(ending, side)
+	if errno != unix.EPIPE {
+		c.flags |= on(reset, side)
+		c.errno_ = uint16(errno)
+	}
 }
 
 // broke handles the reset of a side.
