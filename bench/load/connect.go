@@ -1,6 +1,9 @@
 package load
 
 import (
+	"errors"
+	"fmt"
+	"io"
 	"os"
 	"time"
 
@@ -88,7 +91,7 @@ func (c *connectLoad) offer(d time.Duration) error {
 			}
 			for slot, a := range c.busy {
 				if a.fd >= 0 && now.Sub(a.began) > stalled {
-					c.end(slot, false)
+					c.end(slot, errStalled)
 				}
 			}
 		}
@@ -125,11 +128,14 @@ func (c *connectLoad) turn(slot int) {
 		return
 	}
 	if !a.written {
-		if n, err := unix.Write(a.fd, []byte{a.b}); n != 1 || err != nil || c.loop.set(unix.EPOLL_CTL_MOD, a.fd, unix.EPOLLIN, int32(slot)) != nil {
-			c.end(slot, false)
-			return
-		}
 		a.written = true
+		_, err := unix.Write(a.fd, []byte{a.b})
+		if err == nil {
+			err = c.loop.set(unix.EPOLL_CTL_MOD, a.fd, unix.EPOLLIN, int32(slot))
+		}
+		if err != nil {
+			c.end(slot, fmt.Errorf("write: %w", err))
+		}
 		return
 	}
 	var b [2]byte
@@ -137,21 +143,30 @@ func (c *connectLoad) turn(slot int) {
 	if err == unix.EAGAIN || err == unix.EINTR {
 		return
 	}
-	if n > 0 && (n != 1 || b[0] != a.b) {
+	switch {
+	case err != nil:
+		err = fmt.Errorf("read: %w", err)
+	case n == 0:
+		err = io.ErrUnexpectedEOF
+	case n != 1 || b[0] != a.b:
 		c.res.Bad++
+		err = errWrong
 	}
-	c.end(slot, n == 1 && b[0] == a.b)
+	c.end(slot, err)
 }
 
-// end closes the connection in slot and counts it.
-func (c *connectLoad) end(slot int, ok bool) {
+var errWrong = errors.New("another byte than was sent")
+
+// end closes the connection in slot and counts it; err says why it had no
+// answer.
+func (c *connectLoad) end(slot int, err error) {
 	a := &c.busy[slot]
-	if ok {
+	if err == nil {
 		c.res.Units++
 		c.res.Received++
 		c.hist.Add(time.Since(a.began))
 	} else {
-		c.res.Lost++
+		c.res.lose(err.Error())
 	}
 	unix.Close(a.fd)
 	a.fd = -1
@@ -184,10 +199,10 @@ func runTCPIdle(j Job, sync Sync) (*Result, error) {
 			return nil, err
 		}
 	}
-	for _, fd := range fds {
+	for i, fd := range fds {
 		res.Sent++
 		if err := echo(fd); err != nil {
-			res.Lost++
+			res.lose(fmt.Sprintf("connection %d of %d: %v", i, len(fds), err))
 			continue
 		}
 		res.Received++
@@ -207,8 +222,11 @@ func echo(fd int) error {
 	if err != nil {
 		return os.NewSyscallError("read", err)
 	}
-	if n != 1 || b[0] != 'e' {
-		return errStalled
+	if n == 0 {
+		return io.ErrUnexpectedEOF
+	}
+	if b[0] != 'e' {
+		return fmt.Errorf("answered with %q", b)
 	}
 	return nil
 }

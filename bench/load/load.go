@@ -63,6 +63,7 @@ type Result struct {
 	Refused    uint64        `json:"refused,omitempty"`    // datagrams the kernel would not take from us
 	Skipped    uint64        `json:"skipped,omitempty"`    // units that were due but not offered: we were too slow
 	Bytes      uint64        `json:"bytes,omitempty"`      // of bulk streams
+	Why        string        `json:"why,omitempty"`        // of the first Lost connection
 	Elapsed    time.Duration `json:"elapsed"`
 	P50        time.Duration `json:"p50,omitempty"`
 	P99        time.Duration `json:"p99,omitempty"`
@@ -90,6 +91,13 @@ func Run(j Job, sync Sync) (*Result, error) {
 		return nil, os.NewSyscallError("prctl", err)
 	}
 	return run(j, sync)
+}
+
+// lose counts a connection without an answer.
+func (r *Result) lose(why string) {
+	if r.Lost++; r.Lost == 1 {
+		r.Why = why
+	}
 }
 
 func (r *Result) times(h *stats.Hist) {

@@ -187,3 +187,40 @@ func countDir(name string) (int, error) {
 	names, err := d.Readdirnames(-1)
 	return len(names), err
 }
+
+// CPUBusy is how long a CPU has not been idle since boot, to a clock tick.
+func CPUBusy(cpu int) (time.Duration, error) {
+	b, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		return 0, err
+	}
+	return busyOf(string(b), cpu)
+}
+
+func busyOf(stat string, cpu int) (time.Duration, error) {
+	const (
+		tick     = 10 * time.Millisecond // of USER_HZ
+		idle     = 3
+		iowait   = 4
+		guest    = 8 // guest times are in user times already
+		minTimes = 5
+	)
+	for line := range strings.Lines(stat) {
+		f := strings.Fields(line)
+		if len(f) <= minTimes || f[0] != "cpu"+strconv.Itoa(cpu) {
+			continue
+		}
+		var sum time.Duration
+		for i, s := range f[1:] {
+			n, err := strconv.ParseInt(s, 10, 64)
+			if err != nil {
+				return 0, fmt.Errorf("/proc/stat: %w", err)
+			}
+			if i != idle && i != iowait && i < guest {
+				sum += time.Duration(n) * tick
+			}
+		}
+		return sum, nil
+	}
+	return 0, fmt.Errorf("/proc/stat has no cpu%d", cpu)
+}

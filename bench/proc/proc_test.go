@@ -89,3 +89,24 @@ func TestStopKillsWhatIgnoresSIGTERM(t *testing.T) {
 	}
 	p.Stop(0) // a second one does nothing
 }
+
+func TestBusyOf(t *testing.T) {
+	const stat = "cpu  9 9 9 9 9 9 9 9 9 9\ncpu0 1 1 1 1 1 1 1 1 1 1\ncpu1 100 20 30 4000 500 6 7 8 90 10\nintr 5\n"
+	if got, err := busyOf(stat, 1); err != nil || got != 1710*time.Millisecond {
+		t.Errorf("cpu1 was busy for %v, %v, want 1.71s", got, err)
+	}
+	for name, stat := range map[string]string{"no such cpu": "cpu0 1 1 1 1 1\n", "too short": "cpu1 1 1 1\n", "not a number": "cpu1 1 x 1 1 1 1\n"} {
+		if got, err := busyOf(stat, 1); err == nil {
+			t.Errorf("%s: %v and no error", name, got)
+		}
+	}
+}
+
+func TestRollupRSS(t *testing.T) {
+	if kib, err := rollupRSS("00400000-7ffc rollup\nRss:                1234 kB\nPss: 5 kB\n"); err != nil || kib != 1234 {
+		t.Errorf("Rss = %d, %v, want 1234", kib, err)
+	}
+	if _, err := rollupRSS("Pss: 5 kB\n"); err == nil {
+		t.Error("no error without an Rss line")
+	}
+}

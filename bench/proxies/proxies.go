@@ -39,8 +39,7 @@ type Proxy struct {
 	argv    func(bin, config, dir string) []string
 	version func(bin string) (string, error)
 
-	UDP        bool
-	MaxIdleTCP int // most idle TCP connections it can hold with 20,000 files; 0: as many as any
+	UDP bool
 }
 
 // All are the proxies, peers first.
@@ -60,7 +59,6 @@ var All = []*Proxy{
 	{
 		Name: "caddyl4", Program: "./bench/cmd/caddyl4", Built: true, config: "caddyl4.json", UDP: true,
 		argv: caddyRun, version: modules,
-		MaxIdleTCP: 3000, // it takes 5.8 files for each
 	},
 	{
 		Name: "wayhouse", Program: "./cmd/wayhouse", Built: true, config: "wayhouse.json", UDP: true,
