@@ -1,0 +1,66 @@
+// Package suggest finds what somebody may have meant by a name that does not
+// exist.
+package suggest
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Hint ends an error about an unknown name: it asks about the nearest of the
+// known ones, or else lists them all.
+func Hint(name string, known []string) string {
+	if near := Nearest(name, known); near != "" {
+		return fmt.Sprintf("did you mean %s?", near)
+	}
+	if len(known) == 0 {
+		return "there are none"
+	}
+	known = slices.Clone(known)
+	slices.Sort(known)
+	return "there are " + strings.Join(known, ", ")
+}
+
+// Nearest is the known name that fewest edits turn name into, "" when every
+// one would have to be mostly rewritten. Of several the first in the alphabet
+// is taken.
+func Nearest(name string, known []string) string {
+	if len(name) > maxLen {
+		return ""
+	}
+	best, least := "", len(name)/3+2
+	for _, k := range slices.Sorted(slices.Values(known)) {
+		if n := distance(name, k); n < least && n < len(k) {
+			best, least = k, n
+		}
+	}
+	return best
+}
+
+// maxLen bounds the work for a name that somebody else has sent.
+const maxLen = 64
+
+// distance is how many bytes have to be put in, taken out, replaced or swapped
+// with their neighbour to get from a to b.
+func distance(a, b string) int {
+	before, last, row := make([]int, len(b)+1), make([]int, len(b)+1), make([]int, len(b)+1)
+	for j := range last {
+		last[j] = j
+	}
+	for i := 1; i <= len(a); i++ {
+		row[0] = i
+		for j := 1; j <= len(b); j++ {
+			replace := last[j-1]
+			if a[i-1] != b[j-1] {
+				replace++
+			}
+			row[j] = min(replace, last[j]+1, row[j-1]+1)
+			if i > 1 && j > 1 && a[i-1] == b[j-2] && a[i-2] == b[j-1] {
+				row[j] = min(row[j], before[j-2]+1)
+			}
+		}
+		before, last, row = last, row, before
+	}
+	return last[len(b)]
+}
