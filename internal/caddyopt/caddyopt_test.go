@@ -99,7 +99,7 @@ func TestBlock(t *testing.T) {
 		"x {\n wait 5\n}":                   `wait: "5" is not a duration, such as 500ms or 90s`,
 		"x {\n size 16Mb\n}":                `size: "16Mb" is not a size`,
 		"x {\n inner 3\n}":                  `unexpected argument "3" of inner`,
-		"x {\n inner {\n depht 2\n}\n}":      `unrecognized option "depht" of inner; did you mean depth?, at Testfile:3`,
+		"x {\n inner {\n depht 2\n}\n}":     `unrecognized option "depht" of inner; did you mean depth?, at Testfile:3`,
 		"x {\n pair a b c\n}":               `pair: unexpected argument "c"`,
 	} {
 		t.Run(in, func(t *testing.T) {

@@ -3,9 +3,15 @@
 package balancer
 
 import (
+	"encoding/json"
 	"net/netip"
 
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+
+	"github.com/wayhouse-proxy/wayhouse/internal/caddyopt"
+	"github.com/wayhouse-proxy/wayhouse/internal/suggest"
 )
 
 // Candidate is a backend that takes new flows now.
@@ -36,14 +42,32 @@ type Weigher interface {
 	Weights() map[string]uint32
 }
 
+const namespace = "wayhouse.balancers"
+
+// UnmarshalCaddyfile reads any policy, from a dispenser that stands at its
+// name, and returns the pool's JSON for it. Syntax:
+//
+//	<policy> [<arguments...>] {
+//		<option> <value>
+//	}
+func UnmarshalCaddyfile(d *caddyfile.Dispenser) (json.RawMessage, error) {
+	policy := d.Val()
+	if _, err := caddy.GetModule(namespace + "." + policy); err != nil {
+		var known []string
+		for _, m := range caddy.GetModules(namespace) {
+			known = append(known, m.ID.Name())
+		}
+		return nil, d.Errf("unrecognized balancer %q; %s", policy, suggest.Hint(policy, known))
+	}
+	m, err := caddyfile.UnmarshalModule(d, namespace+"."+policy)
+	if err != nil {
+		return nil, err
+	}
+	return caddyconfig.JSONModuleObject(m, "policy", policy, nil), nil
+}
+
 // noOptions reads a policy that has neither arguments nor options.
 func noOptions(d *caddyfile.Dispenser) error {
 	d.Next() // consume policy name
-	if d.NextArg() {
-		return d.Errf("unexpected argument %q", d.Val())
-	}
-	if d.NextBlock(0) {
-		return d.Errf("unrecognized option %q", d.Val())
-	}
-	return nil
+	return caddyopt.None(d)
 }

@@ -10,7 +10,6 @@ import (
 	"testing"
 
 	"github.com/caddyserver/caddy/v2"
-	"github.com/caddyserver/caddy/v2/caddyconfig"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 )
 
@@ -319,26 +318,26 @@ func TestCaddyfile(t *testing.T) {
 		"weighted":                    `{"policy":"weighted"}`,
 		"weighted {\n weight 10.0.0.1:1 3\n weight a.example:2 4\n}": `{"policy":"weighted","weights":{"10.0.0.1:1":3,"a.example:2":4}}`,
 
-		"round_robin src_ip":                                    `unexpected argument "src_ip", at Testfile:1`,
-		"round_robin {\n x\n}":                                  `unrecognized option "x", at Testfile:2`,
+		"least_con":                                             `unrecognized balancer "least_con"; did you mean least_conn?`,
+		"round_robin src_ip":                                    `unexpected argument "src_ip" of round_robin, at Testfile:1`,
+		"round_robin {\n x\n}":                                  `unrecognized option "x" of round_robin; there are none, at Testfile:2`,
 		"consistent_hash sni":                                   `"sni" is neither`,
 		"consistent_hash src_ip src_ip":                         `unexpected argument`,
 		"consistent_hash {\n weight a:1 1\n}":                   `unrecognized option "weight"`,
 		"weighted x":                                            `unexpected argument "x"`,
 		"weighted {\n wait 1\n}":                                `unrecognized option "wait"`,
 		"weighted {\n weight 10.0.0.1:1\n}":                     `want a target and a number, not 1`,
-		"weighted {\n weight 10.0.0.1:1 0\n}":                   `"0" is not a number from 1`,
-		"weighted {\n weight 10.0.0.1 1\n}":                     `is not ip:port`,
+		"weighted {\n weight 10.0.0.1:1 0\n}":                   `{"policy":"weighted","weights":{"10.0.0.1:1":0}}`,
+		"weighted {\n weight 10.0.0.1:1 x\n}":                   `"x" is not a number from 1`,
 		"weighted {\n weight a.test:1 1\n weight a.test:1 2\n}": `has one already`,
 	} {
 		t.Run(in, func(t *testing.T) {
 			d := caddyfile.NewTestDispenser(in)
 			d.Next()
-			policy := d.Val()
-			m, err := caddyfile.UnmarshalModule(d, "wayhouse.balancers."+policy)
-			got := fmt.Sprint(err)
-			if err == nil {
-				got = string(caddyconfig.JSONModuleObject(m, "policy", policy, nil))
+			raw, err := UnmarshalCaddyfile(d)
+			got := string(raw)
+			if err != nil {
+				got = err.Error()
 			}
 			if strings.HasPrefix(want, "{") && got != want || !strings.Contains(got, want) {
 				t.Errorf("got %s, want %s", got, want)

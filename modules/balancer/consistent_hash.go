@@ -9,6 +9,8 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+
+	"github.com/wayhouse-proxy/wayhouse/internal/caddyopt"
 )
 
 func init() { caddy.RegisterModule(new(ConsistentHash)) }
@@ -128,13 +130,7 @@ func (c *ConsistentHash) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		}
 		c.HashOn = d.Val()
 	}
-	if d.NextArg() {
-		return d.Errf("unexpected argument %q", d.Val())
-	}
-	if d.NextBlock(0) {
-		return d.Errf("unrecognized option %q", d.Val())
-	}
-	return nil
+	return caddyopt.BlockOf(d, "consistent_hash", nil)
 }
 
 // Interface guards

@@ -10,6 +10,8 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+
+	"github.com/wayhouse-proxy/wayhouse/internal/caddyopt"
 )
 
 func init() { caddy.RegisterModule(new(Weighted)) }
@@ -143,32 +145,25 @@ func gcd(a, b uint64) uint64 {
 //	}
 func (w *Weighted) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	d.Next() // consume policy name
-	if d.NextArg() {
-		return d.Errf("unexpected argument %q", d.Val())
+	return caddyopt.Block(d, caddyopt.Options{"weight": caddyopt.Many(caddyopt.Func(w.unmarshalWeight))})
+}
+
+func (w *Weighted) unmarshalWeight(d *caddyfile.Dispenser) error {
+	args := d.RemainingArgs()
+	if len(args) != 2 {
+		return d.Errf("weight: want a target and a number, not %d arguments", len(args))
 	}
-	for d.NextBlock(0) {
-		if d.Val() != "weight" {
-			return d.Errf("unrecognized option %q", d.Val())
-		}
-		args := d.RemainingArgs()
-		if len(args) != 2 {
-			return d.Errf("weight: want a target and a number, not %d arguments", len(args))
-		}
-		n, err := strconv.ParseUint(args[1], 10, 32)
-		if err != nil || n < 1 || n > maxWeight {
-			return d.Errf("weight: %q is not a number from 1 to %d", args[1], maxWeight)
-		}
-		if err := checkTarget(args[0]); err != nil {
-			return d.Errf("weight: %v", err)
-		}
-		if _, ok := w.ByTarget[args[0]]; ok {
-			return d.Errf("weight: %s has one already", args[0])
-		}
-		if w.ByTarget == nil {
-			w.ByTarget = make(map[string]uint32)
-		}
-		w.ByTarget[args[0]] = uint32(n)
+	n, err := strconv.ParseUint(args[1], 10, 32)
+	if err != nil {
+		return d.Errf("weight: %q is not a number from 1 to %d", args[1], maxWeight)
 	}
+	if _, ok := w.ByTarget[args[0]]; ok {
+		return d.Errf("weight: %s has one already", args[0])
+	}
+	if w.ByTarget == nil {
+		w.ByTarget = make(map[string]uint32)
+	}
+	w.ByTarget[args[0]] = uint32(n)
 	return nil
 }
 

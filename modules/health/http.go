@@ -13,6 +13,8 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 	"golang.org/x/net/http/httpguts"
+
+	"github.com/wayhouse-proxy/wayhouse/internal/caddyopt"
 )
 
 func init() { caddy.RegisterModule(new(HTTP)) }
@@ -136,11 +138,11 @@ func (c *HTTP) Cleanup() error {
 //		host   <name>
 //	}
 func (c *HTTP) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
-	return block(d, &c.Settings, options{
-		"path":   str(&c.Path),
-		"port":   func(v string) error { return number(&c.Port, v) },
-		"status": func(v string) error { return number(ptr(&c.Status), v) },
-		"host":   str(&c.Host),
+	return block(d, &c.Settings, caddyopt.Options{
+		"path":   caddyopt.String(&c.Path),
+		"port":   caddyopt.Int(&c.Port),
+		"status": caddyopt.Ptr(&c.Status, caddyopt.Int),
+		"host":   caddyopt.String(&c.Host),
 	})
 }
 

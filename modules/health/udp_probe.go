@@ -9,6 +9,8 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+
+	"github.com/wayhouse-proxy/wayhouse/internal/caddyopt"
 )
 
 func init() { caddy.RegisterModule(new(UDPProbe)) }
@@ -107,7 +109,7 @@ var errUnexpected = errors.New("no answer begins with what is expected")
 //		expect <bytes>
 //	}
 func (c *UDPProbe) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
-	return block(d, &c.Settings, options{"send": str(&c.Send), "expect": str(&c.Expect)})
+	return block(d, &c.Settings, caddyopt.Options{"send": caddyopt.String(&c.Send), "expect": caddyopt.String(&c.Expect)})
 }
 
 // Interface guards
