@@ -5,8 +5,8 @@ package backend
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
-	"net/netip"
 	"os"
 
 	"golang.org/x/sys/unix"
@@ -40,6 +40,7 @@ func Header(mode byte, stream uint32, length uint64) []byte {
 // Backend is bound sockets and the connections to them. Run owns all of it.
 type Backend struct {
 	ep, udp, tcp int
+	port         uint16
 	batch        *mmsg.Batch
 	buf          []byte
 	pattern      *payload.Pattern
@@ -56,47 +57,74 @@ type conn struct {
 	bad    bool // a byte of the stream was wrong
 }
 
-// Listen binds UDP and TCP to one port of all IPv4 addresses.
+// Listen binds UDP and TCP to one port of all IPv4 addresses; 0 is one that is
+// free for both.
 func Listen(port uint16) (*Backend, error) {
 	b := &Backend{
+		ep: -1, udp: -1, tcp: -1,
 		batch: mmsg.New(64, 65536), buf: make([]byte, payload.MaxChunk),
 		pattern: payload.NewPattern(), conns: map[int32]*conn{},
 	}
-	var err error
-	if b.ep, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
-		return nil, os.NewSyscallError("epoll_create1", err)
-	}
-	addr := netip.AddrPortFrom(netip.IPv4Unspecified(), port)
-	if b.udp, err = socket(unix.SOCK_DGRAM, addr); err != nil {
-		return nil, fmt.Errorf("udp %v: %w", addr, err)
-	}
-	unix.SetsockoptInt(b.udp, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 32<<20)
-	unix.SetsockoptInt(b.udp, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, 32<<20)
-	if b.tcp, err = socket(unix.SOCK_STREAM, addr); err != nil {
-		return nil, fmt.Errorf("tcp %v: %w", addr, err)
-	}
-	if err := unix.Listen(b.tcp, 65535); err != nil {
-		return nil, os.NewSyscallError("listen", err)
-	}
-	for _, fd := range []int{b.udp, b.tcp} {
-		if err := b.watch(fd, unix.EPOLLIN, unix.EPOLL_CTL_ADD); err != nil {
-			return nil, err
-		}
+	if err := b.listen(port); err != nil {
+		b.Close()
+		return nil, err
 	}
 	return b, nil
 }
 
-func socket(typ int, addr netip.AddrPort) (int, error) {
+func (b *Backend) listen(port uint16) (err error) {
+	if b.ep, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
+		return os.NewSyscallError("epoll_create1", err)
+	}
+	for try := 0; ; try++ {
+		if b.udp, err = socket(unix.SOCK_DGRAM, port); err != nil {
+			return fmt.Errorf("udp port %d: %w", port, err)
+		}
+		sa, err := unix.Getsockname(b.udp)
+		if err != nil {
+			return os.NewSyscallError("getsockname", err)
+		}
+		b.port = uint16(sa.(*unix.SockaddrInet4).Port)
+		if b.tcp, err = socket(unix.SOCK_STREAM, b.port); err == nil {
+			break
+		}
+		if port != 0 || try == 20 || !errors.Is(err, unix.EADDRINUSE) {
+			return fmt.Errorf("tcp port %d: %w", b.port, err)
+		}
+		unix.Close(b.udp) // free for UDP alone
+	}
+	unix.SetsockoptInt(b.udp, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 32<<20)
+	unix.SetsockoptInt(b.udp, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, 32<<20)
+	if err := unix.Listen(b.tcp, 65535); err != nil {
+		return os.NewSyscallError("listen", err)
+	}
+	for _, fd := range []int{b.udp, b.tcp} {
+		if err := b.watch(fd, unix.EPOLLIN, unix.EPOLL_CTL_ADD); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Port is where it listens.
+func (b *Backend) Port() uint16 { return b.port }
+
+func socket(typ int, port uint16) (int, error) {
 	fd, err := unix.Socket(unix.AF_INET, typ|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
 		return -1, os.NewSyscallError("socket", err)
 	}
 	if typ == unix.SOCK_STREAM {
-		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
-			return -1, os.NewSyscallError("setsockopt", err)
-		}
+		err = os.NewSyscallError("setsockopt", unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1))
 	}
-	return fd, os.NewSyscallError("bind", unix.Bind(fd, &unix.SockaddrInet4{Port: int(addr.Port()), Addr: addr.Addr().As4()}))
+	if err == nil {
+		err = os.NewSyscallError("bind", unix.Bind(fd, &unix.SockaddrInet4{Port: int(port)}))
+	}
+	if err != nil {
+		unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
 }
 
 func (b *Backend) watch(fd int, events uint32, op int) error {
@@ -142,9 +170,11 @@ func (b *Backend) Close() {
 	for fd := range b.conns {
 		unix.Close(int(fd))
 	}
-	unix.Close(b.tcp)
-	unix.Close(b.udp)
-	unix.Close(b.ep)
+	for _, fd := range []int{b.tcp, b.udp, b.ep} {
+		if fd >= 0 {
+			unix.Close(fd)
+		}
+	}
 }
 
 func (b *Backend) echoDatagrams() {

@@ -77,9 +77,6 @@ func (b *bulkLoad) transfer() error {
 		if _, err := unix.Write(s.fd, backend.Header(mode, uint32(i), s.length)); err != nil {
 			return os.NewSyscallError("write", err)
 		}
-		if err := unix.SetNonblock(s.fd, true); err != nil {
-			return os.NewSyscallError("fcntl", err)
-		}
 		if err := b.loop.set(unix.EPOLL_CTL_ADD, s.fd, events, int32(i)); err != nil {
 			return err
 		}

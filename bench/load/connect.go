@@ -107,7 +107,7 @@ func (c *connectLoad) offer(d time.Duration) error {
 
 func (c *connectLoad) begin() error {
 	slot := c.free[len(c.free)-1]
-	fd, err := open(c.next%16, unix.SOCK_NONBLOCK)
+	fd, err := open(c.next % 16)
 	if err != nil {
 		return err
 	}
@@ -211,22 +211,28 @@ func runTCPIdle(j Job, sync Sync) (*Result, error) {
 	return &res, nil
 }
 
-// echo sends a byte on a blocking connection and waits for it.
+// echo sends a byte on a connection and waits for it.
 func echo(fd int) error {
 	b := []byte{'e'}
 	if _, err := unix.Write(fd, b); err != nil {
 		return os.NewSyscallError("write", err)
 	}
 	b[0] = 0
-	n, err := unix.Read(fd, b)
-	if err != nil {
-		return os.NewSyscallError("read", err)
+	for {
+		if err := await(fd, unix.POLLIN); err != nil {
+			return err
+		}
+		n, err := unix.Read(fd, b)
+		switch {
+		case err == unix.EAGAIN || err == unix.EINTR:
+			continue
+		case err != nil:
+			return os.NewSyscallError("read", err)
+		case n == 0:
+			return io.ErrUnexpectedEOF
+		case b[0] != 'e':
+			return errWrong
+		}
+		return nil
 	}
-	if n == 0 {
-		return io.ErrUnexpectedEOF
-	}
-	if b[0] != 'e' {
-		return fmt.Errorf("answered with %q", b)
-	}
-	return nil
 }

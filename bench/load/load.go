@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -151,31 +152,50 @@ func wait(fd int, d time.Duration) error {
 	return os.NewSyscallError("ppoll", err)
 }
 
-// dial connects from the address of client i and leaves the socket blocking,
-// with a limit on every call.
-func dial(target netip.AddrPort, i int) (fd int, err error) {
-	fd, err = open(i, 0)
+// dial connects from the address of client i and leaves the socket
+// non-blocking.
+func dial(target netip.AddrPort, i int) (int, error) {
+	fd, err := open(i)
 	if err != nil {
 		return -1, err
 	}
-	defer func() {
-		if err != nil {
-			unix.Close(fd)
-		}
-	}()
-	limit := unix.NsecToTimeval(int64(stalled))
-	for _, opt := range []int{unix.SO_RCVTIMEO, unix.SO_SNDTIMEO} {
-		if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, opt, &limit); err != nil {
-			return -1, os.NewSyscallError("setsockopt", err)
+	err = unix.Connect(fd, sockaddr(target))
+	if err == unix.EINPROGRESS || err == unix.EINTR {
+		if err = await(fd, unix.POLLOUT); err == nil {
+			var errno int
+			if errno, err = unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR); err == nil && errno != 0 {
+				err = syscall.Errno(errno)
+			}
 		}
 	}
-	return fd, os.NewSyscallError("connect", unix.Connect(fd, sockaddr(target)))
+	if err != nil {
+		unix.Close(fd)
+		return -1, fmt.Errorf("connecting client %d: %w", i, err)
+	}
+	return fd, nil
 }
 
-// open makes a TCP socket that will connect from the address of client i. Its
+// await waits until fd is ready for events, or for stalled.
+func await(fd int, events int16) error {
+	for end := time.Now().Add(stalled); ; {
+		ts := unix.NsecToTimespec(int64(max(time.Until(end), 0)))
+		n, err := unix.Ppoll([]unix.PollFd{{Fd: int32(fd), Events: events}}, &ts, nil)
+		switch {
+		case err == unix.EINTR:
+		case err != nil:
+			return os.NewSyscallError("ppoll", err)
+		case n == 0:
+			return errStalled
+		default:
+			return nil
+		}
+	}
+}
+
+// open makes a non-blocking TCP socket that will connect from the address of client i. Its
 // port is chosen at connect, for only then may it be shared with other targets.
-func open(i, flags int) (int, error) {
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|flags, 0)
+func open(i int) (int, error) {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
 		return -1, os.NewSyscallError("socket", err)
 	}

@@ -51,9 +51,6 @@ func runRR(j Job, sync Sync) (*Result, error) {
 			return nil, err
 		}
 		r.conns = append(r.conns, rrConn{fd: fd, part: make([]byte, 0, j.Size)})
-		if err := unix.SetNonblock(fd, true); err != nil {
-			return nil, os.NewSyscallError("fcntl", err)
-		}
 		if err := l.set(unix.EPOLL_CTL_ADD, fd, unix.EPOLLIN, int32(i)); err != nil {
 			return nil, err
 		}
