@@ -32,6 +32,10 @@ type Option struct {
 	many bool // may be given more than once
 }
 
+// Read reads an option on its own, for those that are made of others. d stands
+// before the arguments.
+func (o Option) Read(d *caddyfile.Dispenser) error { return o.read(d) }
+
 // Many makes an option one that may be given more than once.
 func Many(o Option) Option {
 	o.many = true

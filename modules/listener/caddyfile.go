@@ -1,0 +1,121 @@
+package listener
+
+import (
+	"maps"
+	"slices"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+	"github.com/mholt/caddy-l4/layer4"
+
+	"github.com/wayhouse-proxy/wayhouse/internal/caddyopt"
+	"github.com/wayhouse-proxy/wayhouse/internal/suggest"
+)
+
+// UnmarshalCaddyfile sets up the listener from Caddyfile tokens; d stands at
+// its name. What matchers and handlers there are is up to caddy-l4. Syntax:
+//
+//	<name> <addresses...> {
+//		peek_timeout   <duration>
+//		peek_max_bytes <number>
+//		on_undecided   refuse|next
+//		@<name> <matcher> [<arguments...>]
+//		@<name> {
+//			<matcher> [<arguments...>]
+//		}
+//		route [@<name>...] {
+//			<handler> [<arguments...>]
+//		}
+//	}
+func (l *Listener) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
+	if l.Bind = d.RemainingArgs(); len(l.Bind) == 0 {
+		return d.Errf("listener %s: an address is missing, as in udp/0.0.0.0:7777", d.Val())
+	}
+	var segments routeSegments
+	err := caddyopt.BlockOf(d, "a listener", caddyopt.Options{
+		"peek_timeout":   caddyopt.Duration(&l.Peek.Timeout),
+		"peek_max_bytes": caddyopt.Int(&l.Peek.MaxBytes),
+		"on_undecided":   caddyopt.Enum(&l.Peek.OnUndecided, onUndecidedRefuse, onUndecidedNext),
+		"@":              caddyopt.Func(segments.matcher),
+		"route":          caddyopt.Many(caddyopt.Func(segments.route)),
+	})
+	if err != nil {
+		return err
+	}
+	l.Routes, err = segments.parse()
+	return err
+}
+
+// routeSegments are the parts of a block that make its routes. They are put
+// aside, as a route may name matchers that stand after it.
+type routeSegments struct {
+	matchers map[string]*caddyfile.Dispenser
+	routes   []*caddyfile.Dispenser
+}
+
+func (s *routeSegments) matcher(d *caddyfile.Dispenser) error {
+	name := d.Val()
+	if name == "@" {
+		return d.Errf("a matcher has a name, as in @query")
+	}
+	if s.matchers == nil {
+		s.matchers = make(map[string]*caddyfile.Dispenser)
+	}
+	s.matchers[name] = d.NewFromNextSegment()
+	return nil
+}
+
+func (s *routeSegments) route(d *caddyfile.Dispenser) error {
+	s.routes = append(s.routes, d.NewFromNextSegment())
+	return nil
+}
+
+func (s *routeSegments) parse() ([]*Route, error) {
+	sets := make(map[string]caddy.ModuleMap)
+	for _, name := range slices.Sorted(maps.Keys(s.matchers)) {
+		d := s.matchers[name]
+		d.Next() // consume the name
+		d.SetContext(caddyfile.MatcherNameCtxKey, name[1:])
+		set, err := layer4.ParseCaddyfileNestedMatcherSet(d)
+		if err != nil {
+			return nil, err
+		}
+		if len(set) == 0 {
+			return nil, d.Errf("%s: a matcher is missing", name)
+		}
+		sets[name] = set
+	}
+	var routes []*Route
+	for _, d := range s.routes {
+		d.Next() // consume "route"
+		r := new(Route)
+		for d.NextArg() {
+			set, ok := sets[d.Val()]
+			if !ok {
+				return nil, d.Errf("route: no matcher is named %s; %s", d.Val(), suggest.Hint(d.Val(), slices.Collect(maps.Keys(sets))))
+			}
+			r.MatcherSetsRaw = append(r.MatcherSetsRaw, set)
+		}
+		if err := layer4.ParseCaddyfileNestedHandlers(d, &r.HandlersRaw); err != nil {
+			return nil, err
+		}
+		if len(r.HandlersRaw) == 0 {
+			return nil, d.Errf("route: a handler is missing, as in route { pool NAME }")
+		}
+		routes = append(routes, r)
+	}
+	return routes, nil
+}
+
+// CaddyfileOptions are the options of limits. Syntax:
+//
+//	max_connections          <number>
+//	max_udp_sessions         <number>
+//	max_new_sessions_per_sec <number>
+func (l *Limits) CaddyfileOptions() caddyopt.Options {
+	return caddyopt.Options{
+		"max_connections":          caddyopt.Ptr(&l.MaxConnections, caddyopt.Int),
+		"max_udp_sessions":         caddyopt.Ptr(&l.MaxUDPSessions, caddyopt.Int),
+		"max_new_sessions_per_sec": caddyopt.Ptr(&l.MaxNewSessionsPerSec, caddyopt.Int),
+	}
+}

@@ -1,0 +1,108 @@
+package proxy
+
+import (
+	"encoding/json"
+
+	"github.com/caddyserver/caddy/v2/caddyconfig"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
+
+	"github.com/wayhouse-proxy/wayhouse/internal/caddyopt"
+	"github.com/wayhouse-proxy/wayhouse/modules/listener"
+	"github.com/wayhouse-proxy/wayhouse/modules/pool"
+)
+
+func init() { httpcaddyfile.RegisterGlobalOption("wayhouse", parseGlobalOption) }
+
+// parseGlobalOption sets up the app from Caddyfile tokens. Several blocks make
+// one app. Syntax:
+//
+//	wayhouse {
+//		workers        <number>
+//		shutdown_grace <duration>
+//		limits {
+//			max_connections          <number>
+//			max_udp_sessions         <number>
+//			max_new_sessions_per_sec <number>
+//		}
+//		pool <name> {
+//			to <targets...>
+//			...
+//		}
+//		listener <name> <addresses...> {
+//			...
+//		}
+//	}
+func parseGlobalOption(d *caddyfile.Dispenser, existing any) (any, error) {
+	app := new(App)
+	d.Next() // consume option name
+	options := app.caddyfileOptions()
+	if before, ok := existing.(httpcaddyfile.App); ok {
+		if err := app.mergeInto(before.Value, options); err != nil {
+			return nil, d.WrapErr(err)
+		}
+	}
+	if err := caddyopt.Block(d, options); err != nil {
+		return nil, err
+	}
+	return httpcaddyfile.App{Name: "wayhouse", Value: caddyconfig.JSON(app, nil)}, nil
+}
+
+// mergeInto takes over what an earlier block has set. Pools and listeners are
+// added to it; what is there once cannot be set again.
+func (a *App) mergeInto(earlier json.RawMessage, options caddyopt.Options) error {
+	var set map[string]json.RawMessage
+	if err := json.Unmarshal(earlier, &set); err != nil {
+		return err
+	}
+	for name := range options {
+		if _, ok := set[name]; ok {
+			options[name] = caddyopt.Func(func(d *caddyfile.Dispenser) error {
+				return d.Errf("%s: given by an earlier wayhouse block already", name)
+			})
+		}
+	}
+	return json.Unmarshal(earlier, a)
+}
+
+func (a *App) caddyfileOptions() caddyopt.Options {
+	return caddyopt.Options{
+		"workers":        caddyopt.Int(&a.Workers),
+		"shutdown_grace": caddyopt.Ptr(&a.ShutdownGrace, caddyopt.Duration),
+		"limits":         caddyopt.Nested(a.Limits.CaddyfileOptions()),
+		"pool":           caddyopt.Many(caddyopt.Func(a.unmarshalPool)),
+		"listener":       caddyopt.Many(caddyopt.Func(a.unmarshalListener)),
+	}
+}
+
+func (a *App) unmarshalPool(d *caddyfile.Dispenser) error {
+	if !d.NextArg() {
+		return d.Errf("pool: the name is missing, as in pool lobby { to 10.0.0.5:7777 }")
+	}
+	name := d.Val()
+	if a.Pools[name] != nil {
+		return d.Errf("pool %s: there is a pool of this name already", name)
+	}
+	if a.Pools == nil {
+		a.Pools = make(map[string]*pool.Config)
+	}
+	c := new(pool.Config)
+	a.Pools[name] = c
+	return caddyopt.BlockOf(d, "a pool", c.CaddyfileOptions())
+}
+
+func (a *App) unmarshalListener(d *caddyfile.Dispenser) error {
+	if !d.NextArg() {
+		return d.Errf("listener: the name is missing, as in listener game udp/0.0.0.0:7777 { ... }")
+	}
+	name := d.Val()
+	if a.Listeners[name] != nil {
+		return d.Errf("listener %s: there is a listener of this name already", name)
+	}
+	if a.Listeners == nil {
+		a.Listeners = make(map[string]*listener.Listener)
+	}
+	l := new(listener.Listener)
+	a.Listeners[name] = l
+	return l.UnmarshalCaddyfile(d)
+}
