@@ -140,7 +140,7 @@ func (w *worker) abandon(slot uint32, c *conn, why relay.Reason) {
 	dialer.GaveUp(addr, why)
 }
 
-// connected starts the pump.
+// connected makes a connection ready for the pump.
 func (w *worker) connected(slot uint32, c *conn) {
 	p := w.pends.at(c.pend)
 	t := &p.target
@@ -175,5 +175,5 @@ func (w *worker) connected(slot uint32, c *conn) {
 	c.last = w.now
 	c.flags |= on(writable, client) | on(writable, backend)
 	w.schedule(slot, c)
-	w.pump(slot, c)
+	w.enqueue(slot, c)
 }

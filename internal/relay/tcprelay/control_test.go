@@ -235,7 +235,7 @@ func TestEndpointClose(t *testing.T) {
 func TestSlowReader(t *testing.T) {
 	for name, opts := range map[string][]option{"splice": nil, "copy": {copying}} {
 		t.Run(name, func(t *testing.T) {
-			const flood = 16 << 20
+			const flood = 64 << 20
 			var sent atomic.Int64
 			b := serve(t, func(c *net.TCPConn) {
 				first := make([]byte, 1)
@@ -256,7 +256,7 @@ func TestSlowReader(t *testing.T) {
 			one := option(func(_ *rig, o *Options, _ *sock.Options) { o.Workers = 1 })
 			r := newRig(t, []netip.AddrPort{b}, append(opts, one)...)
 			slow, quick := r.dial(), r.dial()
-			slow.SetReadBuffer(4096)
+			slow.SetReadBuffer(64 << 10)
 			io.WriteString(slow, "f")
 			roundTrip(t, quick, "e")
 			// What the kernel and we hold is bounded, so the flood stops.
@@ -353,6 +353,14 @@ func TestPanics(t *testing.T) {
 			bystander := r.dial()
 			if where != "gaveup" {
 				roundTrip(t, bystander, "hello")
+				eventually(t, func() error {
+					r.mu.Lock()
+					defer r.mu.Unlock()
+					if r.answered == 0 {
+						return errors.New("not answered")
+					}
+					return nil
+				})
 			}
 			armed.Store(true)
 			c := r.dial()

@@ -179,10 +179,10 @@ func (r *rig) ConnectFailed(p *relay.Path, f relay.Failure, errno syscall.Errno)
 }
 
 func (r *rig) Answered(*relay.Path) {
+	r.maybePanic("answered")
 	r.mu.Lock()
 	r.answered++
 	r.mu.Unlock()
-	r.maybePanic("answered")
 }
 
 func (r *rig) Failed(p *relay.Path, f relay.Failure, _ syscall.Errno) {

@@ -70,15 +70,14 @@ func (e endCase) act(c *net.TCPConn, seed uint64) (got [32]byte, err error) {
 
 // watch plays the other peer: it reads to the end and says how that came.
 func (e endCase) watch(c *net.TCPConn, seed uint64) (kind string, got [32]byte, n int64) {
+	var wg sync.WaitGroup
 	if e.atOnce {
-		var wg sync.WaitGroup
 		wg.Go(func() {
 			c.Write(payload(e.back, seed))
 			if e.kind == "shut" {
 				c.CloseWrite()
 			}
 		})
-		defer wg.Wait()
 	}
 	h := sha256.New()
 	n, err := io.Copy(h, c)
@@ -93,6 +92,7 @@ func (e endCase) watch(c *net.TCPConn, seed uint64) (kind string, got [32]byte, 
 	if e.back > 0 && !e.atOnce {
 		c.Write(payload(e.back, seed))
 	}
+	wg.Wait()
 	c.Close()
 	return kind, [32]byte(h.Sum(nil)), n
 }

@@ -64,9 +64,14 @@ func (w *worker) socketEvent(slot uint32, c *conn, side int, ev uint32) {
 		case side == client && gone:
 			w.abandon(slot, c, relay.ClientClose)
 		case side == backend && gone:
-			errno := pendingError(c.fd[backend])
-			w.connectFailed(slot, c, relay.ConnectFailure(errno), errno)
-			w.dial(slot, c)
+			switch errno := pendingError(c.fd[backend]); errno {
+			case unix.ECONNRESET, unix.EPIPE: // a refusal is ECONNREFUSED: it had accepted
+				w.connected(slot, c)
+				w.died(c, backend, errno)
+			default:
+				w.connectFailed(slot, c, relay.ConnectFailure(errno), errno)
+				w.dial(slot, c)
+			}
 		case side == backend && ev&unix.EPOLLOUT != 0:
 			w.connected(slot, c)
 		}
