@@ -16,7 +16,10 @@ import (
 // /etc/resolv.conf, read anew each time. Go's own resolver gives no TTL.
 var system = &systemResolver{resolvConf: "/etc/resolv.conf"}
 
-type systemResolver struct{ resolvConf string }
+type systemResolver struct {
+	resolvConf string
+	port       string // of the servers, where it is not 53
+}
 
 // fileTTL is how long an answer of /etc/hosts holds.
 const fileTTL = 5 * time.Second
@@ -37,6 +40,9 @@ func (r *systemResolver) Lookup(ctx context.Context, host string) ([]netip.Addr,
 	conf, err := dns.ClientConfigFromFile(r.resolvConf)
 	if err != nil {
 		return nil, 0, fmt.Errorf("reading the addresses of DNS servers: %w", err)
+	}
+	if r.port != "" {
+		conf.Port = r.port
 	}
 	if len(conf.Servers) == 0 {
 		return nil, 0, errors.New("no DNS server is configured")
