@@ -23,15 +23,19 @@ func Hint(name string, known []string) string {
 }
 
 // Nearest is the known name that fewest edits turn name into, "" when every
-// one would have to be mostly rewritten. Of several the first in the alphabet
-// is taken.
+// one is too far. That name is only its beginning counts as one edit. Of
+// several the first in the alphabet is taken.
 func Nearest(name string, known []string) string {
 	if len(name) > maxLen {
 		return ""
 	}
-	best, least := "", len(name)/3+2
+	best, least := "", len(name)/4+2
 	for _, k := range slices.Sorted(slices.Values(known)) {
-		if n := distance(name, k); n < least && n < len(k) {
+		n := distance(name, k)
+		if len(name) > 2 && strings.HasPrefix(k, name) {
+			n = 1
+		}
+		if n < least && n < len(k) {
 			best, least = k, n
 		}
 	}

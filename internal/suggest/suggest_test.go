@@ -9,6 +9,7 @@ func TestHint(t *testing.T) {
 		"tiemout":      "did you mean timeout?",
 		"idel_timeout": "did you mean idle_timeout?",
 		"raise":        "did you mean rise?",
+		"time":         "did you mean timeout?",
 		"send":         "there are fall, idle_timeout, interval, rise, timeout",
 		"x":            "there are fall, idle_timeout, interval, rise, timeout",
 		"":             "there are fall, idle_timeout, interval, rise, timeout",
