@@ -33,8 +33,8 @@ func (l *Listener) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	}
 	var segments routeSegments
 	err := caddyopt.BlockOf(d, "a listener", caddyopt.Options{
-		"peek_timeout":   caddyopt.Duration(&l.Peek.Timeout),
-		"peek_max_bytes": caddyopt.Int(&l.Peek.MaxBytes),
+		"peek_timeout":   caddyopt.Ptr(&l.Peek.Timeout, caddyopt.Duration),
+		"peek_max_bytes": caddyopt.Ptr(&l.Peek.MaxBytes, caddyopt.Int),
 		"on_undecided":   caddyopt.Enum(&l.Peek.OnUndecided, onUndecidedRefuse, onUndecidedNext),
 		"@":              caddyopt.Func(segments.matcher),
 		"route":          caddyopt.Many(caddyopt.Func(segments.route)),

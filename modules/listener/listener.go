@@ -48,6 +48,7 @@ type Listener struct {
 	logger *zap.Logger
 	stats  *flow.Listener
 	limits *Limits
+	peek   budget
 	view   *view
 
 	declared bool        // by Declare
@@ -57,12 +58,12 @@ type Listener struct {
 // Peek bounds how first bytes are looked at.
 type Peek struct {
 	// How long after it arrived a connection may take to send what its routes
-	// need, in all. Default: 250ms.
-	Timeout caddy.Duration `json:"timeout,omitempty"`
+	// need, in all. Zero is refused. Default: 250ms.
+	Timeout *caddy.Duration `json:"timeout,omitempty"`
 
 	// How many of its first bytes are looked at, from 1 to 16384.
 	// Default: 4096.
-	MaxBytes int `json:"max_bytes,omitempty"`
+	MaxBytes *int `json:"max_bytes,omitempty"`
 
 	// What becomes of a client when the time or the bytes are spent and what it
 	// sent may still fit a route: refuse cuts it off, next goes on with the
@@ -150,6 +151,27 @@ const (
 	maxPeekBytes        = layer4.MaxMatchingBytes
 )
 
+// budget is a Peek with the defaults filled in.
+type budget struct {
+	Timeout     time.Duration
+	MaxBytes    int
+	OnUndecided string
+}
+
+func (p *Peek) budget() budget {
+	b := budget{defaultPeekTimeout, defaultPeekMaxBytes, onUndecidedRefuse}
+	if p.Timeout != nil {
+		b.Timeout = time.Duration(*p.Timeout)
+	}
+	if p.MaxBytes != nil {
+		b.MaxBytes = *p.MaxBytes
+	}
+	if p.OnUndecided != "" {
+		b.OnUndecided = p.OnUndecided
+	}
+	return b
+}
+
 // Provision loads the routes. binds collects the addresses of all listeners.
 func (l *Listener) Provision(ctx caddy.Context, name string, binds Binds, limits *Limits, grace time.Duration) error {
 	l.name, l.path, l.limits = name, "listeners."+name, limits
@@ -173,15 +195,7 @@ func (l *Listener) Provision(ctx caddy.Context, name string, binds Binds, limits
 		}
 		l.binds = append(l.binds, parsed...)
 	}
-	if l.Peek.Timeout == 0 {
-		l.Peek.Timeout = caddy.Duration(defaultPeekTimeout)
-	}
-	if l.Peek.MaxBytes == 0 {
-		l.Peek.MaxBytes = defaultPeekMaxBytes
-	}
-	if l.Peek.OnUndecided == "" {
-		l.Peek.OnUndecided = onUndecidedRefuse
-	}
+	l.peek = l.Peek.budget()
 	for i, r := range l.Routes {
 		if err := r.provision(ctx); err != nil {
 			return fmt.Errorf("%s.routes[%d]: %w", l.path, i, err)
@@ -194,12 +208,12 @@ func (l *Listener) Provision(ctx caddy.Context, name string, binds Binds, limits
 // Validate checks what Provision has left.
 func (l *Listener) Validate() error {
 	switch {
-	case l.Peek.Timeout < 0:
-		return fmt.Errorf("%s.peek.timeout: %v is negative", l.path, time.Duration(l.Peek.Timeout))
-	case l.Peek.MaxBytes < 1 || l.Peek.MaxBytes > maxPeekBytes:
-		return fmt.Errorf("%s.peek.max_bytes: %d is not from 1 to %d", l.path, l.Peek.MaxBytes, maxPeekBytes)
-	case l.Peek.OnUndecided != onUndecidedRefuse && l.Peek.OnUndecided != onUndecidedNext:
-		return fmt.Errorf("%s.peek.on_undecided: %q is neither %s nor %s", l.path, l.Peek.OnUndecided, onUndecidedRefuse, onUndecidedNext)
+	case l.peek.Timeout <= 0:
+		return fmt.Errorf("%s.peek.timeout: %v is not above zero; leave it out for %v", l.path, l.peek.Timeout, defaultPeekTimeout)
+	case l.peek.MaxBytes < 1 || l.peek.MaxBytes > maxPeekBytes:
+		return fmt.Errorf("%s.peek.max_bytes: %d is not from 1 to %d; leave it out for %d", l.path, l.peek.MaxBytes, maxPeekBytes, defaultPeekMaxBytes)
+	case l.peek.OnUndecided != onUndecidedRefuse && l.peek.OnUndecided != onUndecidedNext:
+		return fmt.Errorf("%s.peek.on_undecided: %q is neither %s nor %s", l.path, l.peek.OnUndecided, onUndecidedRefuse, onUndecidedNext)
 	}
 	if len(l.Routes) == 0 {
 		network := l.binds[0].Network

@@ -207,7 +207,7 @@ func (v *view) serveTCP(fd int, client, local netip.AddrPort) {
 	}
 	defer c.Close() // nothing, when it was detached
 	defer v.contain(client)
-	w := &walk{v: v, conn: c, src: &tcpSource{c: c}, deadline: c.opened.Add(time.Duration(v.peek.Timeout))}
+	w := &walk{v: v, conn: c, src: &tcpSource{c: c}, deadline: c.opened.Add(v.peek.Timeout)}
 	w.rewrap()
 	for i := 0; ; i++ {
 		var got verdict
@@ -249,7 +249,7 @@ func (w *walk) continueOn(cx *layer4.Connection) {
 	w.conn, w.cx = unread{cx}, cx
 	w.src = &streamSource{conn: cx.Conn, buf: w.buf}
 	w.spent, w.silent = false, false
-	w.deadline = time.Now().Add(time.Duration(w.v.peek.Timeout))
+	w.deadline = time.Now().Add(w.v.peek.Timeout)
 }
 
 // unread is a connection without the bytes that its layer4.Connection has
@@ -294,7 +294,7 @@ func (v *view) serveUDP(uc *udprelay.Conn, client, local netip.AddrPort, worker 
 		}
 	}()
 	defer v.contain(client)
-	w := &walk{v: v, conn: c, src: &udpSource{c: uc}, deadline: time.Now().Add(time.Duration(v.peek.Timeout))}
+	w := &walk{v: v, conn: c, src: &udpSource{c: uc}, deadline: time.Now().Add(v.peek.Timeout)}
 	w.buf, _ = w.src.more(time.Time{}, v.peek.MaxBytes)
 	w.rewrap()
 	for i := 0; ; i++ {

@@ -27,7 +27,7 @@ type view struct {
 	logger *zap.Logger
 	stats  *flow.Listener
 	limits *Limits
-	peek   Peek
+	peek   budget
 	routes []*Route
 	grace  time.Duration
 
@@ -42,7 +42,7 @@ type view struct {
 }
 
 func newView(l *Listener, grace time.Duration) *view {
-	return &view{name: l.name, logger: l.logger, stats: l.stats, limits: l.limits, peek: l.Peek, routes: l.Routes, grace: grace}
+	return &view{name: l.name, logger: l.logger, stats: l.stats, limits: l.limits, peek: l.peek, routes: l.Routes, grace: grace}
 }
 
 // attach makes what depends on the engines.
