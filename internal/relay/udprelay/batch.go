@@ -5,6 +5,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/wayhouse-proxy/wayhouse/internal/relay"
 )
 
 const (
@@ -15,7 +17,6 @@ const (
 	maxIovs  = 256            // buffers they consist of
 	maxSegs  = 64             // datagrams of one message (UDP_MAX_SEGMENTS)
 	maxBytes = 65535 - 20 - 8 // and their bytes
-	gsoSpace = cmsgHeader + 8 // of UDP_SEGMENT, with padding
 	replies  = 64             // buffers for datagrams of backends in one turn
 )
 
@@ -280,11 +281,12 @@ func unfit(errno unix.Errno) bool {
 }
 
 // shortage reports errors of our own side, which say nothing about a backend:
-// buffers that are full, a packet filter, a datagram larger than the path takes.
+// descriptors, ports, memory or buffers that are used up, a packet filter, a
+// datagram larger than the path takes.
 func shortage(errno unix.Errno) bool {
 	switch errno {
-	case unix.EAGAIN, unix.ENOBUFS, unix.ENOMEM, unix.EPERM, unix.EMSGSIZE, unix.EINTR:
+	case unix.EPERM, unix.EMSGSIZE, unix.EINTR:
 		return true
 	}
-	return false
+	return relay.ConnectFailure(errno) == relay.Shortage
 }

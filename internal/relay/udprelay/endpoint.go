@@ -236,6 +236,8 @@ func (ep *Endpoint) WriteTo(p []byte, client, local netip.AddrPort) error {
 // Listen binds addr, one SO_REUSEPORT socket a worker. The caller has probed
 // it (sock.Probe). With port 0 the first socket picks the port.
 func (e *Engine) Listen(addr netip.AddrPort, o sock.Options, a Acceptor) (*Endpoint, error) {
+	e.setup.Lock()
+	defer e.setup.Unlock()
 	var fds []int
 	fail := func(err error) (*Endpoint, error) {
 		for _, fd := range fds {

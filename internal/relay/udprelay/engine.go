@@ -2,6 +2,7 @@ package udprelay
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 
 	"go.uber.org/zap"
@@ -14,6 +15,8 @@ import (
 type Engine struct {
 	workers []*worker
 	offload offload
+
+	setup sync.Mutex // held while an endpoint is made; taken before mu
 
 	mu        sync.Mutex
 	endpoints []*Endpoint // by index; nil: free
@@ -56,10 +59,12 @@ func (e *Engine) Workers() int { return len(e.workers) }
 // Close ends every session with relay.Drain and the workers, and waits.
 // Callbacks must not call it.
 func (e *Engine) Close() {
+	e.setup.Lock() // no endpoint is half made
 	e.mu.Lock()
 	e.closed = true
-	eps := append([]*Endpoint(nil), e.endpoints...)
+	eps := slices.Clone(e.endpoints)
 	e.mu.Unlock()
+	e.setup.Unlock()
 	for _, ep := range eps {
 		if ep != nil {
 			ep.Close(relay.Drain)

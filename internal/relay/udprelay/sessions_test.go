@@ -624,3 +624,21 @@ func recvFrom(t *testing.T, fd int, p []byte, name *unix.RawSockaddrInet6) {
 		runtime.Gosched()
 	}
 }
+
+// TestListenMeetsClose: whichever comes first, nothing is left open.
+func TestListenMeetsClose(t *testing.T) {
+	for range 20 {
+		e := startEngine(t, 2)
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			for {
+				if _, err := e.Listen(netip.MustParseAddrPort("127.0.0.1:0"), sock.Options{}, acceptFunc(func(*Opening) Decision { return Divert })); err != nil {
+					return
+				}
+			}
+		}()
+		e.Close()
+		<-done
+	}
+}
