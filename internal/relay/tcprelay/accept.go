@@ -29,6 +29,7 @@ type listener struct {
 	addr     netip.AddrPort
 	wildcard bool
 	acceptor Acceptor
+	batch    int   // connections to take in the next turn; see accept
 	pause    int64 // how long the last failure made it wait
 	resume   int64 // end of the pause; 0: not paused
 }
@@ -66,6 +67,7 @@ func (e *Engine) Listen(addr netip.AddrPort, o sock.Options, a Acceptor) (*Endpo
 			addr:     netip.AddrPortFrom(ep.addr.Addr().Unmap(), ep.addr.Port()),
 			wildcard: addr.Addr().IsUnspecified(),
 			acceptor: a,
+			batch:    1,
 		})
 	}
 	for i, w := range e.workers {
@@ -143,8 +145,19 @@ func (w *worker) unlisten(l *listener) {
 	}
 }
 
-// accept takes up to limit connections from the queue.
-func (w *worker) accept(l *listener, limit int) {
+// acceptSome takes a turn's worth of connections. How many that is follows
+// what is there: asking for one more than there is costs a call.
+func (w *worker) acceptSome(l *listener) {
+	if w.accept(l, l.batch) {
+		l.batch = min(2*l.batch, acceptsPerTurn)
+	} else {
+		l.batch = 1
+	}
+}
+
+// accept takes up to limit connections from the queue and reports whether
+// there were as many.
+func (w *worker) accept(l *listener, limit int) bool {
 	for range limit {
 		fd, errno := accept4(l.fd, &w.rsa)
 		switch errno {
@@ -152,15 +165,16 @@ func (w *worker) accept(l *listener, limit int) {
 			l.pause = 0
 			w.decide(l, fd)
 		case unix.EAGAIN:
-			return
+			return false
 		case unix.EINTR, unix.ECONNABORTED, unix.EPROTO, unix.EPERM, unix.ENOPROTOOPT, unix.ENETDOWN, unix.EHOSTDOWN,
 			unix.ENONET, unix.EHOSTUNREACH, unix.ENETUNREACH, unix.ETIMEDOUT, unix.ECONNRESET:
 			// The fate of one connection, not of the socket.
 		default:
 			w.suspend(l, errno)
-			return
+			return false
 		}
 	}
+	return true
 }
 
 // suspend stops accepting for a while. A shortage (EMFILE and the like) does

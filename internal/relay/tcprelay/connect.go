@@ -87,14 +87,14 @@ func (w *worker) dial(slot uint32, c *conn) {
 		p.target = t
 		c.path = w.paths.take(t.Path)
 		c.try++
-		fd, errno := sock.DialTCP(t.Path.Backend, t.Source)
+		fd, errno := w.dialTCP(t.Path.Backend, t.Source)
 		if errno == 0 || errno == unix.EINPROGRESS {
-			if e := w.watch(int32(fd), slot, c, backend); e != 0 {
-				closeFD(int32(fd))
+			if e := w.watch(fd, slot, c, backend); e != 0 {
+				closeFD(fd)
 				w.connectFailed(slot, c, relay.Shortage, e)
 				continue
 			}
-			c.fd[backend] = int32(fd)
+			c.fd[backend] = fd
 			if errno == 0 {
 				w.connected(slot, c)
 				return
@@ -103,14 +103,32 @@ func (w *worker) dial(slot uint32, c *conn) {
 			w.schedule(slot, c)
 			return
 		}
-		if f := relay.ConnectFailure(errno); f == relay.Shortage {
+		f := relay.ConnectFailure(errno)
+		if f == relay.Shortage {
 			w.pipes.trim()
-			w.connectFailed(slot, c, f, errno)
-		} else {
-			w.connectFailed(slot, c, f, errno)
 		}
+		w.connectFailed(slot, c, f, errno)
 	}
 	w.abandon(slot, c, relay.Error)
+}
+
+// dialTCP is sock.DialTCP without its allocations and without the Go
+// scheduler, for the addresses that need nothing special.
+func (w *worker) dialTCP(to netip.AddrPort, source netip.Addr) (int32, unix.Errno) {
+	if source.IsValid() || to.Addr().Zone() != "" {
+		fd, errno := sock.DialTCP(to, source)
+		return int32(fd), errno
+	}
+	fd, errno := socketTCP(to.Addr().Is4())
+	if errno != 0 {
+		return -1, errno
+	}
+	errno = connect(fd, to, &w.rsa)
+	if errno != 0 && errno != unix.EINPROGRESS {
+		closeFD(fd)
+		return -1, errno
+	}
+	return fd, errno
 }
 
 // connectFailed tells the owner and gives up this try.

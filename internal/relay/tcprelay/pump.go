@@ -77,7 +77,7 @@ func (w *worker) socketEvent(slot uint32, c *conn, side int, ev uint32) {
 		}
 	case established:
 		if gone {
-			w.hangup(c, side)
+			w.hangup(c, side, ev&unix.EPOLLERR != 0)
 		}
 		w.enqueue(slot, c)
 	case lingering:
@@ -94,10 +94,12 @@ func (w *worker) socketEvent(slot uint32, c *conn, side int, ev uint32) {
 // complete and is still delivered, and only what is meant for it is dropped.
 // After any other error what we have not read yet is delivered as far as that
 // needs no waiting.
-func (w *worker) hangup(c *conn, side int) {
+func (w *worker) hangup(c *conn, side int, failed bool) {
 	c.flags |= on(readable, side) | on(writable, side) | on(ending, side)
-	if errno := pendingError(c.fd[side]); errno != 0 {
-		w.died(c, side, errno)
+	if failed {
+		if errno := pendingError(c.fd[side]); errno != 0 {
+			w.died(c, side, errno)
+		}
 	}
 }
 

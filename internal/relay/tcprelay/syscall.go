@@ -83,6 +83,36 @@ func accept4(fd int32, rsa *unix.RawSockaddrAny) (int32, unix.Errno) {
 	return int32(n), errno
 }
 
+func socketTCP(v4 bool) (int32, unix.Errno) {
+	family := uintptr(unix.AF_INET6)
+	if v4 {
+		family = unix.AF_INET
+	}
+	fd, _, errno := unix.RawSyscall(unix.SYS_SOCKET, family, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+	return int32(fd), errno
+}
+
+// connect starts to connect a socket of the family of to.
+func connect(fd int32, to netip.AddrPort, rsa *unix.RawSockaddrAny) unix.Errno {
+	size := toRaw(to, rsa)
+	_, _, errno := unix.RawSyscall(unix.SYS_CONNECT, uintptr(fd), uintptr(unsafe.Pointer(rsa)), size)
+	return errno
+}
+
+// toRaw writes an address without a zone as the kernel reads it.
+func toRaw(a netip.AddrPort, rsa *unix.RawSockaddrAny) (size uintptr) {
+	if a.Addr().Is4() {
+		sa := (*unix.RawSockaddrInet4)(unsafe.Pointer(rsa))
+		*sa = unix.RawSockaddrInet4{Family: unix.AF_INET, Addr: a.Addr().As4()}
+		binary.BigEndian.PutUint16((*[2]byte)(unsafe.Pointer(&sa.Port))[:], a.Port())
+		return unsafe.Sizeof(*sa)
+	}
+	sa := (*unix.RawSockaddrInet6)(unsafe.Pointer(rsa))
+	*sa = unix.RawSockaddrInet6{Family: unix.AF_INET6, Addr: a.Addr().As16()}
+	binary.BigEndian.PutUint16((*[2]byte)(unsafe.Pointer(&sa.Port))[:], a.Port())
+	return unsafe.Sizeof(*sa)
+}
+
 // localAddr asks for the address of our end; it is unset where the kernel
 // would not say.
 func localAddr(fd int32, rsa *unix.RawSockaddrAny) netip.AddrPort {

@@ -314,7 +314,7 @@ func (w *worker) dispatch(ev *unix.EpollEvent) {
 	case fromListener:
 		if int(slot) < len(w.listeners) {
 			if l := w.listeners[slot]; l != nil && l.gen == data>>8 {
-				w.accept(l, acceptsPerTurn)
+				w.acceptSome(l)
 			}
 		}
 	default:
