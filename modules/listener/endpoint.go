@@ -26,6 +26,7 @@ func Running() *Engines { return current.Load() }
 type endpointKey struct {
 	Bind
 	sock.Options
+	any string // for port 0: the listener and the position, for each gets a port of its own
 }
 
 // An endpoint is a bound address. It belongs to the process: a config that

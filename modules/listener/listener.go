@@ -306,8 +306,12 @@ func (l *Listener) Name() string { return l.name }
 // nothing is held.
 func (l *Listener) Open(e *Engines, all Binds) error {
 	l.view.attach(e)
-	for _, b := range l.binds {
-		ep, err := takeEndpoint(e, endpointKey{b, b.options(all)})
+	for i, b := range l.binds {
+		key := endpointKey{Bind: b, Options: b.options(all)}
+		if b.Addr.Port() == 0 {
+			key.any = fmt.Sprintf("%s %d", l.name, i)
+		}
+		ep, err := takeEndpoint(e, key)
 		if err != nil {
 			l.stats.BindFailures.Inc()
 			l.giveBack()
