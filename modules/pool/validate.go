@@ -180,3 +180,9 @@ func validHost(name string) bool {
 	_, err := strconv.Atoi(last)
 	return err != nil
 }
+
+// CheckTarget says what is wrong with one entry of targets.
+func CheckTarget(s string) error {
+	_, err := parseTarget(s)
+	return err
+}
