@@ -20,7 +20,7 @@ func ParseBytes(s string) ([]byte, error) {
 	if a, ok := strings.CutPrefix(s, "ascii:"); ok {
 		for i := range len(a) {
 			if a[i] > 0x7f {
-				return nil, fmt.Errorf("%q is not all ASCII; use hex:", s)
+				return nil, fmt.Errorf("%q is not all ASCII; write it in hex: digits", s)
 			}
 		}
 		if a == "" {
@@ -28,5 +28,5 @@ func ParseBytes(s string) ([]byte, error) {
 		}
 		return []byte(a), nil
 	}
-	return nil, fmt.Errorf("%q begins with neither hex: nor ascii:", s)
+	return nil, fmt.Errorf("%q begins with neither hex: nor ascii: as it must", s)
 }
