@@ -91,7 +91,7 @@ func (q *quick) caddyfile() (string, error) {
 	if len(q.to) == 0 {
 		return "", errors.New("--to: a backend is missing, as in --to 10.0.0.5:7777")
 	}
-	if a, err := caddy.ParseNetworkAddress(q.admin); q.admin != "off" && (err != nil || !a.IsUnixNetwork() && a.PortRangeSize() != 1) {
+	if a, err := caddy.ParseNetworkAddress(q.admin); q.admin != "off" && (err != nil || !a.IsUnixNetwork() && a.StartPort == 0) {
 		return "", fmt.Errorf(`--admin: %q is neither an address, as in %s, nor off`, q.admin, caddy.DefaultAdminListen)
 	}
 	var binds []string
