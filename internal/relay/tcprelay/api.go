@@ -69,14 +69,14 @@ type Target struct {
 	ConnectTimeout time.Duration // above 0
 	KeepAlive      time.Duration // interval of TCP keepalive probes on both sides; 0: off
 	NoDelay        bool          // TCP_NODELAY on both sides
-	Header         []byte        // sent to the backend before anything else, such as a PROXY header; the engine only reads it
+	Header         []byte        // sent to the backend before anything else and not counted, such as a PROXY header: at most 65,535 bytes, which the engine only reads
 }
 
 // Flow is a client connection to hand to the engine.
 type Flow struct {
 	FD            int // non-blocking; the engine owns it
 	Client, Local netip.AddrPort
-	Prefix        []byte // sent to the backend before anything read from FD; the engine copies nothing, the caller lets it go
+	Prefix        []byte // sent to the backend before anything read from FD; counted as the client's; the engine copies nothing, the caller lets it go
 	Dialer        Dialer
 	Done          func() // called once, from a worker, after the connection has ended; may be nil
 }

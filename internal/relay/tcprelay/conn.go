@@ -70,6 +70,7 @@ type conn struct {
 
 	clientAddr, localAddr         [16]byte
 	clientPort, localPort, errno_ uint16
+	header                        uint16 // bytes of Target.Header still to go out, which are not counted
 
 	state  state
 	try    uint8 // of the connect, so that events of an earlier one are known

@@ -177,6 +177,7 @@ func (w *worker) connected(slot uint32, c *conn) {
 			setInt(fd, unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1)
 		}
 	}
+	c.header = uint16(len(t.Header))
 	first := p.prefix
 	if len(t.Header) > 0 && len(first) > 0 {
 		first = append(append(make([]byte, 0, len(t.Header)+len(first)), t.Header...), first...)

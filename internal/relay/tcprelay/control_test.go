@@ -56,7 +56,9 @@ func TestTakeAndForward(t *testing.T) {
 				t.Errorf("got %d bytes, %v, want %d, or they are others", len(got), err, len(want))
 			}
 			<-done
-			r.waitClosed(1)
+			if n := r.waitClosed(1)[0].info.BytesC2S; n != uint64(size)+4 {
+				t.Errorf("counted %d bytes from the client, want %d", n, size+4)
+			}
 		})
 	}
 }

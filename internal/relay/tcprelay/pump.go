@@ -150,7 +150,7 @@ func (w *worker) pump(slot uint32, c *conn) {
 		}
 	}
 	if more {
-		w.enqueue(slot, c)
+		w.requeue(slot, c)
 	}
 	if c.held != [2]uint32{} && !c.has(stalled) {
 		c.flags |= stalled
@@ -331,6 +331,11 @@ func (w *worker) deliver(c *conn, from int) {
 	case errno != 0, n == 0: // none taken, which without an error cannot be: wait rather than spin
 		c.flags &^= on(writable, to)
 		return
+	}
+	if c.header > 0 && from == client {
+		k := min(uint32(n), uint32(c.header))
+		c.header -= uint16(k)
+		c.bytes[from] -= uint64(k)
 	}
 	c.bytes[from] += uint64(n)
 	if c.held[from] -= uint32(n); c.held[from] > 0 {

@@ -6,7 +6,6 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"go.uber.org/zap"
@@ -57,8 +56,10 @@ type worker struct {
 	running      []handle
 	runningAt    int
 	swapped      bool     // running is this turn's
-	queue        []handle // to run in the next turn
-	batch        []op     // ops being run
+	queue        []handle // to run after the events
+	backlog      []handle // to run as turns have room: they have spent their budget
+	backlogAt    int
+	batch        []op // ops being run
 	batchAt      int
 	current      handle // the connection at work, for when guest code panics
 	accepting    int32  // the descriptor an acceptor is deciding on; -1: none
@@ -74,12 +75,6 @@ type worker struct {
 // none.
 type handle struct{ slot, gen uint32 }
 
-// op is a command to a worker: a flow to take, or something to do.
-type op struct {
-	flow Flow
-	do   func()
-}
-
 // Kinds of event sources, in the low two bits of the event data. Above them is
 // the try of the connect, for backend sockets, and above that the generation.
 const (
@@ -89,7 +84,10 @@ const (
 	fromOps
 )
 
-const bufSize = 64 << 10
+const (
+	bufSize        = 64 << 10
+	backlogPerTurn = 4
+)
 
 func newWorker(index int, o Options) (*worker, error) {
 	epfd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
@@ -139,33 +137,6 @@ func newWorker(index int, o Options) (*worker, error) {
 	return w, nil
 }
 
-// post queues o and wakes the worker. It reports false when the worker has
-// ended or is ending.
-func (w *worker) post(o op) bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.closed {
-		return false
-	}
-	w.ops = append(w.ops, o)
-	if len(w.ops) == 1 {
-		one := [8]byte{0: 1, 7: 1} // not zero in either byte order
-		unix.Write(int(w.wakefd), one[:])
-	}
-	return true
-}
-
-// call runs do on the worker and waits for it. It must not be called from a
-// worker.
-func (w *worker) call(do func()) bool {
-	ran := make(chan struct{})
-	if !w.post(op{do: func() { defer close(ran); do() }}) {
-		return false
-	}
-	<-ran
-	return true
-}
-
 func (w *worker) run() {
 	defer close(w.exited)
 	rc, err := w.epoll.SyscallConn()
@@ -189,7 +160,7 @@ func (w *worker) poll(uintptr) bool {
 	for !w.stopping {
 		n := epollWait(w.epfd, w.events[:])
 		w.now = int64(time.Since(w.epoch))
-		if n == 0 && len(w.queue) == 0 && !w.arm() {
+		if n == 0 && len(w.queue) == 0 && len(w.backlog) == 0 && !w.arm() {
 			return false
 		}
 		w.turn(n)
@@ -248,10 +219,16 @@ func (w *worker) finishTurn() (ok bool) {
 	for w.runningAt < len(w.running) {
 		h := w.running[w.runningAt]
 		w.runningAt++
-		if c := w.find(h); c != nil {
-			c.flags &^= queued
-			w.pump(h.slot, c)
+		w.runHandle(h)
+	}
+	for range backlogPerTurn {
+		if w.backlogAt == len(w.backlog) {
+			w.backlog, w.backlogAt = w.backlog[:0], 0
+			break
 		}
+		h := w.backlog[w.backlogAt]
+		w.backlogAt++
+		w.runHandle(h)
 	}
 	// After the events: those of a try that timed out belong to it.
 	for {
@@ -352,111 +329,33 @@ func (w *worker) watch(fd int32, slot uint32, c *conn, side int) unix.Errno {
 	return epollCtl(w.epfd, unix.EPOLL_CTL_ADD, fd, &ev)
 }
 
-// enqueue has the connection pumped: after the events of this turn, or in the
+func (w *worker) runHandle(h handle) {
+	if c := w.find(h); c != nil {
+		c.flags &^= queued
+		w.pump(h.slot, c)
+	}
+}
+
+// requeue has a connection that has spent its budget pumped in a later turn.
+// Few are each turn, so that those with little to move do not wait for many
+// with a lot.
+func (w *worker) requeue(slot uint32, c *conn) {
+	if c.has(queued) {
+		return
+	}
+	c.flags |= queued
+	if w.backlogAt > len(w.backlog)/2 {
+		w.backlog, w.backlogAt = w.backlog[:copy(w.backlog, w.backlog[w.backlogAt:])], 0
+	}
+	w.backlog = append(w.backlog, handle{slot, c.gen})
+}
+
+// enqueue has the connection pumped after the events of this turn, or in the
 // next one.
 func (w *worker) enqueue(slot uint32, c *conn) {
 	if !c.has(queued) {
 		c.flags |= queued
 		w.queue = append(w.queue, handle{slot, c.gen})
-	}
-}
-
-func (w *worker) runOps() {
-	w.mu.Lock()
-	w.batch, w.ops = w.ops, w.batch[:0]
-	w.mu.Unlock()
-	w.batchAt = 0
-	w.finishOps()
-}
-
-// finishOps runs each op of the batch; one that panics does not take the
-// others with it.
-func (w *worker) finishOps() {
-	ok := false
-	defer func() {
-		if !ok {
-			w.contain(recover())
-			w.finishOps()
-		}
-	}()
-	for w.batchAt < len(w.batch) {
-		o := w.batch[w.batchAt]
-		w.batch[w.batchAt] = op{}
-		w.batchAt++
-		w.current = handle{}
-		if o.do != nil {
-			o.do()
-		} else {
-			w.adopt(o.flow)
-		}
-	}
-	ok = true
-}
-
-// schedule puts the connection in the wheel for the first of its deadlines.
-func (w *worker) schedule(slot uint32, c *conn) {
-	w.unschedule(slot, c)
-	deadline := w.deadline(c)
-	switch {
-	case deadline == never:
-	case deadline-w.now < int64(4*time.Second):
-		w.fine.add(&w.slab, slot, deadline)
-	default:
-		w.coarse.add(&w.slab, slot, deadline)
-	}
-}
-
-func (w *worker) unschedule(slot uint32, c *conn) {
-	switch {
-	case c.bucket == 0:
-	case c.bucket > w.coarse.id:
-		w.coarse.remove(&w.slab, slot)
-	default:
-		w.fine.remove(&w.slab, slot)
-	}
-}
-
-func (w *worker) deadline(c *conn) int64 {
-	if c.state != established {
-		return c.due
-	}
-	p := w.paths.at(c.path)
-	deadline := never
-	if p.Idle > 0 {
-		deadline = c.last + int64(p.Idle)
-	}
-	if p.Lifetime > 0 {
-		deadline = min(deadline, c.start+int64(p.Lifetime))
-	}
-	if c.has(stalled) {
-		deadline = min(deadline, c.due)
-	}
-	return deadline
-}
-
-// expire handles a connection that a wheel has let go, which may be early.
-func (w *worker) expire(slot uint32, c *conn) {
-	w.current = handle{slot, c.gen}
-	if w.deadline(c) > w.now {
-		w.schedule(slot, c)
-		return
-	}
-	switch c.state {
-	case connecting:
-		w.connectFailed(slot, c, relay.Timeout, syscall.ETIMEDOUT)
-		w.dial(slot, c)
-	case lingering:
-		w.linger(slot, c)
-	case established:
-		p := w.paths.at(c.path)
-		switch {
-		case p.Lifetime > 0 && c.start+int64(p.Lifetime) <= w.now:
-			w.finish(slot, c, relay.Limit)
-		case p.Idle > 0 && c.last+int64(p.Idle) <= w.now:
-			w.finish(slot, c, relay.IdleTimeout)
-		default:
-			w.unstall(slot, c)
-		}
 	}
 }
 
