@@ -27,12 +27,14 @@ func (w *worker) answer(slot uint32, s *session, ev unix.EpollEvent) {
 		return
 	}
 	if errno != 0 {
-		w.again = append(w.again, ev) // there may be datagrams behind the error
+		s.flags |= queued // there may be datagrams behind the error
+		w.again = append(w.again, ev)
 		w.fault(slot, s, errno)
 		return
 	}
 	w.got += n
 	if n == room {
+		s.flags |= queued
 		w.again = append(w.again, ev)
 	}
 	s.last = w.now

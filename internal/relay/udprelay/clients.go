@@ -27,6 +27,7 @@ func (w *worker) receive(so *socket, ev unix.EpollEvent) {
 		return
 	}
 	if errno != 0 || n == batch {
+		so.queued = true
 		w.again = append(w.again, ev)
 	}
 	if errno == 0 {

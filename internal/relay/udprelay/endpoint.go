@@ -35,6 +35,7 @@ type socket struct {
 	wildcard bool
 	local    [16]byte // IPv4 mapped; of a wildcard nothing
 	sessions int      // of the worker, which alone touches it
+	queued   bool     // it is in worker.again; likewise
 
 	mu     sync.RWMutex // held by those who are not the worker while they use fd
 	closed bool

@@ -53,6 +53,7 @@ const (
 	held                 // worker.conns has its Conn
 	armed                // it is in the wheel
 	answered             // the backend has sent something
+	queued               // it is in worker.again
 	rehome               // the backend is gone: ask the acceptor with the next datagram
 )
 

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"runtime"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -640,5 +641,80 @@ func TestListenMeetsClose(t *testing.T) {
 		}()
 		e.Close()
 		<-done
+	}
+}
+
+// TestFlood: one source that sends what it can, none of which makes a session,
+// and a backend that answers without end leave the others their turns.
+func TestFlood(t *testing.T) {
+	e := startEngine(t, 1)
+	good := newPath(e, echoBackend(t, "127.0.0.1:0"), nil)
+	stop := make(chan struct{})
+	var floods sync.WaitGroup
+	loud := newPath(e, backend(t, "127.0.0.1:0", func(c *net.UDPConn, from netip.AddrPort, p []byte) {
+		floods.Add(1)
+		go func() {
+			defer floods.Done()
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+					c.WriteToUDPAddrPort(p, from)
+				}
+			}
+		}()
+	}), nil)
+	toGood, toLoud := forwardTo(good), forwardTo(loud)
+	ep := listen(t, e, "127.0.0.1:0", acceptFunc(func(o *Opening) Decision {
+		switch {
+		case len(o.Data) < 3:
+			o.Counters, o.Reason = &good.Counters[o.Worker], relay.Filtered
+			return Refuse
+		case o.Data[0] == 'l':
+			return toLoud(o)
+		}
+		return toGood(o)
+	}))
+	send(t, dial(t, ep.Addr()), []byte("loud"))
+	flooder := dial(t, ep.Addr())
+	floods.Go(func() {
+		for n := 0; ; n++ {
+			select {
+			case <-stop:
+				return
+			default:
+				flooder.Write([]byte("xx")[:n%3])
+			}
+		}
+	})
+	var players []*net.UDPConn
+	for range 10 {
+		players = append(players, dial(t, ep.Addr()))
+	}
+	most := 0
+	for round := range 50 {
+		for _, c := range players {
+			// The flood may fill the socket before this one gets in: a real
+			// client would send again, too.
+			got := make([]byte, 100)
+			for {
+				send(t, c, fmt.Appendf(nil, "good %d", round))
+				c.SetReadDeadline(time.Now().Add(patience / 10))
+				n, err := c.Read(got)
+				if err == nil && string(got[:n]) == fmt.Sprintf("good %d", round) {
+					break
+				}
+			}
+		}
+		e.workers[0].call(func(w *worker) { most = max(most, len(w.again), len(w.retry)) })
+	}
+	close(stop)
+	floods.Wait()
+	if most > 1+11 {
+		t.Errorf("%d sockets waited for a turn, though there are 12", most)
+	}
+	if dropped(good, relay.Filtered) == 0 {
+		t.Error("nothing of the flood was refused")
 	}
 }

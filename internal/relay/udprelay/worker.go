@@ -50,7 +50,7 @@ type worker struct {
 	now      uint32 // tick; renewed once a turn
 	events   [128]unix.EpollEvent
 	at, n    int               // events in hand
-	again    []unix.EpollEvent // sockets that were not emptied
+	again    []unix.EpollEvent // sockets that were not emptied, each once
 	retry    []unix.EpollEvent // the ones being looked at again
 	retryAt  int
 	running  []func(*worker) // ops in hand
@@ -203,7 +203,7 @@ func (w *worker) turn() (more bool) {
 	for w.at < w.n {
 		ev := w.events[w.at]
 		w.at++
-		w.handle(ev)
+		w.handle(ev, false)
 	}
 	if w.retryAt == len(w.retry) {
 		w.retry, w.again, w.retryAt = w.again, w.retry[:0], 0
@@ -211,7 +211,7 @@ func (w *worker) turn() (more bool) {
 	for w.retryAt < len(w.retry) {
 		ev := w.retry[w.retryAt]
 		w.retryAt++
-		w.handle(ev)
+		w.handle(ev, true)
 	}
 	w.runOps()
 	for i := 0; i < len(w.walks); i++ {
@@ -254,17 +254,26 @@ func (w *worker) contain(more *bool) {
 	}
 }
 
-func (w *worker) handle(ev unix.EpollEvent) {
+// handle deals with an event, or again with a socket that was not emptied. A
+// socket that waits for its next turn gets no other one through its events,
+// or the busiest would get the most.
+func (w *worker) handle(ev unix.EpollEvent, again bool) {
 	gen := uint32(ev.Pad)
 	switch gen >> 24 {
 	case kindSession:
-		if s := w.slab.get(uint32(ev.Fd), gen&genMask); s != nil && s.fd >= 0 {
-			w.answer(uint32(ev.Fd), s, ev)
+		s := w.slab.get(uint32(ev.Fd), gen&genMask)
+		if s == nil || s.fd < 0 || (s.flags&queued != 0 && !again) {
+			return
 		}
+		s.flags &^= queued
+		w.answer(uint32(ev.Fd), s, ev)
 	case kindSocket:
-		if so := w.sockets[ev.Fd]; so != nil && so.gen == gen&genMask {
-			w.receive(so, ev)
+		so := w.sockets[ev.Fd]
+		if so == nil || so.gen != gen&genMask || (so.queued && !again) {
+			return
 		}
+		so.queued = false
+		w.receive(so, ev)
 	case kindOps:
 		w.takeOps()
 	case kindTimer:
