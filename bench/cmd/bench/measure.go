@@ -202,8 +202,7 @@ func (h *harness) run(ctx context.Context, job load.Job, at func(load.Point) err
 	for {
 		b, err := c.out.ReadBytes('\n')
 		if err != nil {
-			c.proc.Wait(ctx)
-			return res, fmt.Errorf("load generator: %w: %s", errors.Join(err, context.Cause(ctx)), strings.TrimSpace(c.stderr.String()))
+			return res, fmt.Errorf("load generator: %w", c.failed(ctx, err))
 		}
 		var line load.Line
 		if err := json.Unmarshal(b, &line); err != nil {
@@ -257,11 +256,22 @@ func (h *harness) startLoad(ctx context.Context, args ...string) (*child, error)
 	return c, nil
 }
 
+// stop ends the process. A second call does nothing.
 func (c *child) stop() {
 	c.unhook()
 	c.in.Close()
 	c.proc.Stop(time.Second)
 	c.r.Close()
+}
+
+// failed ends the process, which has said something wrong or nothing more, and
+// returns err with what it had to say about it.
+func (c *child) failed(ctx context.Context, err error) error {
+	last, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	c.proc.Wait(last)
+	c.stop()
+	return fmt.Errorf("%w: %s", errors.Join(err, context.Cause(ctx)), strings.TrimSpace(c.stderr.String()))
 }
 
 func (h *harness) startBackend(ctx context.Context, port uint16) (*child, error) {
@@ -270,8 +280,7 @@ func (h *harness) startBackend(ctx context.Context, port uint16) (*child, error)
 		return nil, err
 	}
 	if line, err := c.out.ReadString('\n'); line != "ready\n" {
-		c.stop()
-		return nil, fmt.Errorf("backend: %w: %s", err, c.stderr)
+		return nil, fmt.Errorf("backend: %w", c.failed(ctx, err))
 	}
 	return c, nil
 }
