@@ -173,13 +173,13 @@ func TestFailedReload(t *testing.T) {
 		next := quiet(t, `"10.0.0.1:1", "10.0.0.9:1"`, `"balancer": {"policy": "weighted", "weights": {"10.0.0.1:1": 5}}`)
 		nw := watch(next)
 		started(t, next)
-		fell(p.Backends()[0]) // now: next acts
-		synctest.Wait()
+		fell(p.Backends()[0])
+		w.want(t) // the newest acts, and that is next, which holds
 		end(t, next)
 		if got := addrs(p); got != "10.0.0.1:1 10.0.0.2:1 10.0.0.3:1" || p.Backends()[0].Weight() != 1 {
 			t.Errorf("backends %s, weight %d", got, p.Backends()[0].Weight())
 		}
-		w.want(t, event{0, "down 10.0.0.1:1 close"}) // next was to hold
+		w.want(t, event{0, "down 10.0.0.1:1 close"})
 		nw.want(t)
 	})
 	used(t, 0)
