@@ -1,0 +1,128 @@
+// Package testkit holds what the tests of the whole product share: a runner
+// for the real process, backends that say who they saw, a load that notices
+// every lost, repeated and re-sourced message, and network namespaces. Only
+// tests import it.
+package testkit
+
+import (
+	"fmt"
+	"os"
+	"runtime"
+	"runtime/pprof"
+	"testing"
+	"time"
+)
+
+// Long is how long anything may take before a test gives up. It is no claim
+// about speed: machines of ours are shared and the race detector is slow.
+const Long = 60 * time.Second
+
+// M is a JSON object.
+type M = map[string]any
+
+// A is a JSON array.
+type A = []any
+
+// Poll calls ok until it is true, and reports whether that happened before
+// the deadline.
+func Poll(within time.Duration, ok func() bool) bool {
+	end := time.NewTimer(within)
+	defer end.Stop()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for !ok() {
+		select {
+		case <-tick.C:
+		case <-end.C:
+			return ok()
+		}
+	}
+	return true
+}
+
+// Eventually fails the test unless ok becomes true.
+func Eventually(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	if !Poll(Long, ok) {
+		t.Fatalf("still not after %v: %s", Long, what)
+	}
+}
+
+// Settles waits for value to become want, and fails the test telling what it
+// was last.
+func Settles[T comparable](t testing.TB, what string, want T, value func() T) {
+	t.Helper()
+	var got T
+	if !Poll(Long, func() bool { got = value(); return got == want }) {
+		t.Fatalf("%s is %v after %v, want %v", what, got, Long, want)
+	}
+}
+
+// Require skips a test for want of something, unless this is CI, where
+// everything has to be there.
+func Require(t testing.TB, err error, what string) {
+	t.Helper()
+	switch {
+	case err == nil:
+	case os.Getenv("CI") == "true":
+		t.Fatalf("CI has no %s: %v", what, err)
+	default:
+		t.Skipf("no %s: %v", what, err)
+	}
+}
+
+// Soak reports whether the long forms of tests are wanted.
+func Soak() bool { return os.Getenv("WAYHOUSE_SOAK") == "1" }
+
+// Scaled is full in a soak and part otherwise.
+func Scaled(part, full int) int {
+	if Soak() {
+		return full
+	}
+	return part
+}
+
+// Main runs the tests of a package in a network namespace of their own, where
+// that is allowed, so that their ports collide with nobody's, and fails them
+// when goroutines or descriptors of the test itself are left at the end.
+func Main(m *testing.M) {
+	if code, done := inOwnNetwork(); done {
+		os.Exit(code)
+	}
+	files, goroutines := openFiles(os.Getpid()), runtime.NumGoroutine()
+	code := m.Run()
+	if code == 0 && !left(files, goroutines) {
+		code = 1
+	}
+	os.Exit(code)
+}
+
+// left reports whether what the tests used has been given back.
+func left(files, goroutines int) bool {
+	ok := Poll(10*time.Second, func() bool {
+		return openFiles(os.Getpid()) <= files+1 && runtime.NumGoroutine() <= goroutines // +1: the runtime's epoll
+	})
+	if !ok {
+		fmt.Fprintf(os.Stderr, "the tests began with %d descriptors and %d goroutines and end with %d and %d\n",
+			files, goroutines, openFiles(os.Getpid()), runtime.NumGoroutine())
+		pprof.Lookup("goroutine").WriteTo(os.Stderr, 1)
+	}
+	return ok
+}
+
+// openFiles counts the descriptors of a process; -1 when it is gone.
+func openFiles(pid int) int {
+	d, err := os.Open(fmt.Sprintf("/proc/%d/fd", pid))
+	if err != nil {
+		return -1
+	}
+	defer d.Close()
+	names, err := d.Readdirnames(-1)
+	if err != nil {
+		return -1
+	}
+	if pid == os.Getpid() {
+		return len(names) - 1 // d itself
+	}
+	return len(names)
+}
