@@ -109,9 +109,9 @@ func (w *owner) Answered(*relay.Path) { w.backend.PassiveOK() }
 func (w *owner) Failed(_ *relay.Path, f relay.Failure, _ syscall.Errno) { w.backend.Passive(f) }
 
 // Closed implements relay.Owner.
-func (w *owner) Closed(_ *relay.Path, s *relay.Info, _ relay.Reason) {
+func (w *owner) Closed(_ *relay.Path, s *relay.Info, why relay.Reason) {
 	w.backend.Release()
-	w.stats.Closed(s.ID.UDP(), s.Age)
+	w.stats.Closed(s.ID.UDP(), s.Age, why)
 }
 
 // Rehome implements listener.Rehomer: it opens the session of a backend that

@@ -25,6 +25,7 @@ const (
 	BackendDown                    // the backend is down or gone
 	Error                          // no backend could be reached, or our side failed
 	Admin                          // an operator closed it
+	NumReasons
 )
 
 var reasons = [...]string{"unknown", "client_close", "backend_close", "idle_timeout", "drain", "limit", "backend_down", "error", "admin"}

@@ -27,6 +27,7 @@ type Listener struct {
 	BindFailures prometheus.Counter
 	Panics       prometheus.Counter
 	duration     prometheus.Observer
+	closed       [2][relay.NumReasons]atomic.Uint64 // TCP, UDP
 
 	workers atomic.Pointer[[]relay.Counters]
 
@@ -105,9 +106,14 @@ func (l *Listener) Abandoned(udp bool) {
 }
 
 // Closed gives back a flow that has ended after age.
-func (l *Listener) Closed(udp bool, age time.Duration) {
+func (l *Listener) Closed(udp bool, age time.Duration, why relay.Reason) {
 	l.Abandoned(udp)
 	l.duration.Observe(age.Seconds())
+	p := 0
+	if udp {
+		p = 1
+	}
+	l.closed[p][why].Add(1)
 }
 
 // Live counts the flows of the process, those included whose route is still

@@ -21,6 +21,7 @@ var (
 
 	activeConns    = metrics.Desc("active_connections", "Live TCP connections.", "listener")
 	activeSessions = metrics.Desc("active_udp_sessions", "Live UDP sessions.", "listener")
+	closedTotal    = metrics.Desc("flows_closed_total", "Connections and UDP sessions that have ended, by protocol and reason.", "listener", "proto", "reason")
 	bytesTotal     = metrics.Desc("bytes_total", "Bytes passed on; dir is c2s or s2c.", "listener", "dir")
 	packetsTotal   = metrics.Desc("packets_total", "Datagrams passed on; dir is c2s or s2c.", "listener", "dir")
 	droppedTotal   = metrics.Desc("datagrams_dropped_total", "Datagrams not passed on, by reason.", "listener", "reason")
@@ -28,7 +29,7 @@ var (
 
 func init() {
 	metrics.Add(durations, metrics.Func{
-		Descs: []*prometheus.Desc{activeConns, activeSessions, bytesTotal, packetsTotal, droppedTotal},
+		Descs: []*prometheus.Desc{activeConns, activeSessions, closedTotal, bytesTotal, packetsTotal, droppedTotal},
 		Send:  collect,
 	})
 }
@@ -64,6 +65,11 @@ func collect(ch chan<- prometheus.Metric) {
 		counter(bytesTotal, bs, l.Name, "s2c")
 		counter(packetsTotal, pc, l.Name, "c2s")
 		counter(packetsTotal, ps, l.Name, "s2c")
+		for p, proto := range []string{"tcp", "udp"} {
+			for why := relay.ClientClose; why < relay.NumReasons; why++ {
+				counter(closedTotal, l.closed[p][why].Load(), l.Name, proto, why.String())
+			}
+		}
 		for i, n := range dropped {
 			if relay.Drop(i) != relay.Filtered { // counted by filter_blocked_total
 				counter(droppedTotal, n, l.Name, relay.Drop(i).String())

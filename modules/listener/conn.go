@@ -34,6 +34,7 @@ type TCPConn struct {
 
 	over     sync.Once
 	detached bool
+	why      atomic.Uint32 // relay.Reason, once something has ended it
 }
 
 // takeTCP makes a TCPConn of a socket, which it closes when it cannot.
@@ -105,6 +106,9 @@ func (c *TCPConn) Engines() *Engines { return c.view.engines }
 func (c *TCPConn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	c.moved(&c.c2s, &c.view.cs[0].BytesC2S, n)
+	if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+		c.because(relay.ClientClose)
+	}
 	return n, err
 }
 
@@ -129,15 +133,29 @@ func (c *TCPConn) CloseWrite() error { return c.Conn.(*net.TCPConn).CloseWrite()
 // SyscallConn gives access to the socket.
 func (c *TCPConn) SyscallConn() (syscall.RawConn, error) { return c.Conn.(*net.TCPConn).SyscallConn() }
 
+// because notes what has ended the connection, if nothing has yet.
+func (c *TCPConn) because(why relay.Reason) { c.why.CompareAndSwap(0, uint32(why)) }
+
 // Close ends the connection and counts it out, once.
 func (c *TCPConn) Close() error {
+	c.because(relay.BackendClose) // the handler's end, when it was not the client's
 	err := net.ErrClosed
 	c.over.Do(func() {
 		taken.remove(c)
 		err = c.Conn.Close()
-		c.view.stats.Closed(false, time.Since(c.opened))
+		c.view.stats.Closed(false, time.Since(c.opened), relay.Reason(c.why.Load()))
 	})
 	return err
+}
+
+// reject closes a connection that no route has taken.
+func (c *TCPConn) reject() {
+	c.over.Do(func() {
+		taken.remove(c)
+		c.Conn.Close()
+		c.view.stats.NoRoute.Inc()
+		c.view.stats.Abandoned(false)
+	})
 }
 
 func (c *TCPConn) info() relay.Info {
@@ -270,17 +288,19 @@ func (s *takenSet) flow(id relay.ID) (relay.Info, bool) {
 	return relay.Info{}, false
 }
 
-func (s *takenSet) closeFlow(id relay.ID) bool {
+func (s *takenSet) closeFlow(id relay.ID, why relay.Reason) bool {
 	c := s.get(id)
 	if c == nil {
 		return false
 	}
+	c.because(why)
 	return !errors.Is(c.Close(), net.ErrClosed)
 }
 
-func (s *takenSet) closePaths(match func(*relay.Path) bool) {
+func (s *takenSet) closePaths(match func(*relay.Path) bool, why relay.Reason) {
 	for _, c := range s.list() {
 		if i := c.info(); match(i.Path) {
+			c.because(why)
 			c.Close()
 		}
 	}

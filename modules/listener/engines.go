@@ -58,6 +58,7 @@ func ReleaseEngines() error {
 func (e *Engines) Destruct() error {
 	current.CompareAndSwap(e, nil)
 	draining.closeAll(relay.Drain)
+	taken.closePaths(func(*relay.Path) bool { return true }, relay.Drain)
 	e.UDP.Close()
 	e.TCP.Close()
 	return nil
@@ -97,7 +98,7 @@ func (e *Engines) CloseFlow(id relay.ID, why relay.Reason) bool {
 	case id.UDP():
 		return e.UDP.CloseFlow(id, why)
 	case id.Worker() == takenWorker:
-		return taken.closeFlow(id)
+		return taken.closeFlow(id, why)
 	}
 	return e.TCP.CloseFlow(id, why)
 }
@@ -106,7 +107,7 @@ func (e *Engines) CloseFlow(id relay.ID, why relay.Reason) bool {
 func (e *Engines) ClosePaths(match func(*relay.Path) bool, why relay.Reason) {
 	e.TCP.ClosePaths(match, why)
 	e.UDP.ClosePaths(match, why)
-	taken.closePaths(match)
+	taken.closePaths(match, why)
 }
 
 // Live counts the flows the engines and foreign handlers hold.

@@ -182,8 +182,7 @@ func (v *view) offer(c *TCPConn) {
 		default:
 		}
 	}
-	v.stats.NoRoute.Inc()
-	c.Close()
+	c.reject()
 }
 
 // tap is one server's hold on an outlet.

@@ -213,10 +213,12 @@ func (v *view) serveTCP(fd int, client, local netip.AddrPort) {
 		var got verdict
 		if i, got, err = w.find(i); got != yes {
 			v.unmatched(client, err)
-			v.stats.NoRoute.Inc()
+			if c.place.Load() == nil { // else a handler has had it
+				c.reject()
+			}
 			return
 		}
-		if i == 0 || c.place.Load() == nil {
+		if c.place.Load() == nil {
 			v.stats.Accepted.Inc()
 		}
 		c.place.Store(v.places[i])

@@ -73,7 +73,9 @@ func (heldOwner) ConnectFailed(*relay.Path, relay.Failure, syscall.Errno) {}
 func (heldOwner) Answered(*relay.Path)                                    {}
 func (heldOwner) Failed(*relay.Path, relay.Failure, syscall.Errno)        {}
 
-func (o heldOwner) Closed(_ *relay.Path, s *relay.Info, _ relay.Reason) { o.stats.Closed(true, s.Age) }
+func (o heldOwner) Closed(_ *relay.Path, s *relay.Info, why relay.Reason) {
+	o.stats.Closed(true, s.Age, why)
+}
 
 // Accept implements tcprelay.Acceptor.
 func (ep *endpoint) Accept(o *tcprelay.Opening) tcprelay.Decision {
