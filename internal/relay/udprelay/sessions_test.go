@@ -1,104 +1,19 @@
 package udprelay
 
 import (
-	"encoding/binary"
 	"fmt"
-	"math/rand/v2"
 	"net"
 	"net/netip"
-	"runtime"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/wayhouse-proxy/wayhouse/internal/relay"
 	"github.com/wayhouse-proxy/wayhouse/internal/sock"
 )
 
-func TestClientsDoNotMix(t *testing.T) {
-	e := startEngine(t, 2)
-	p := newPath(e, echoBackend(t, "127.0.0.1:0"), nil)
-	ep := listen(t, e, "127.0.0.1:0", forwardTo(p))
-	var clients []*net.UDPConn
-	for range 20 {
-		clients = append(clients, dial(t, ep.Addr()))
-	}
-	for round := range 20 {
-		for i, c := range clients {
-			send(t, c, fmt.Appendf(nil, "%d/%d", i, round))
-		}
-		for i, c := range clients {
-			if got, want := string(receive(t, c)), fmt.Sprintf("%d/%d", i, round); got != want {
-				t.Fatalf("client %d got %q, want %q", i, got, want)
-			}
-		}
-	}
-	if n := e.Sessions(); n != len(clients) {
-		t.Errorf("%d sessions, want %d", n, len(clients))
-	}
-}
-
 // TestBursts sends and gets back runs that segmentation can and cannot carry,
 // in order.
-func TestBursts(t *testing.T) {
-	for name, off := range map[string]offload{"offload": probeOffload(), "gso only": {gso: probeOffload().gso}, "plain": {}} {
-		t.Run(name, func(t *testing.T) {
-			e := startEngineWith(t, 1, off)
-			seed := uint64(7)
-			t.Logf("seed %d", seed)
-			rng := rand.New(rand.NewPCG(seed, 0))
-			p := newPath(e, echoBackend(t, "127.0.0.1:0"), nil)
-			ep := listen(t, e, "[::]:0", forwardTo(p))
-			c := dial(t, netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), ep.Addr().Port()))
-			rc, err := c.SyscallConn()
-			if err != nil {
-				t.Fatal(err)
-			}
-			n := uint32(0)
-			for range 200 {
-				size, run := []int{4, 64, 1000, 1472, 4000}[rng.IntN(5)], 1+rng.IntN(16)
-				if off.gso && size < 1400 && rng.IntN(2) == 0 {
-					// One buffer that the kernel may hand on whole.
-					buf := make([]byte, size*run)
-					for i := range run {
-						binary.BigEndian.PutUint32(buf[i*size:], n+uint32(i))
-					}
-					tail := size - rng.IntN(size-3) // the last one is shorter
-					buf = buf[:size*(run-1)+tail]
-					var ctl control
-					end := ctl.put(0, unix.SOL_UDP, unix.UDP_SEGMENT, binary.NativeEndian.AppendUint16(nil, uint16(size)))
-					rc.Write(func(fd uintptr) bool {
-						_, err = unix.SendmsgN(int(fd), buf, ctl.bytes()[:end], nil, 0)
-						return true
-					})
-					if err != nil {
-						t.Fatal(err)
-					}
-				} else {
-					for i := range run {
-						buf := make([]byte, size)
-						binary.BigEndian.PutUint32(buf, n+uint32(i))
-						send(t, c, buf)
-					}
-				}
-				for range run {
-					got := receive(t, c)
-					if id := binary.BigEndian.Uint32(got); id != n || len(got) > size {
-						t.Fatalf("got datagram %d of %d bytes, want %d of at most %d", id, len(got), n, size)
-					}
-					n++
-				}
-			}
-			if got := p.Counters[0].PacketsC2S.Load(); got != uint64(n) {
-				t.Errorf("%d datagrams counted, want %d", got, n)
-			}
-		})
-	}
-}
-
 // TestOneDirectionKeepsAlive: the client speaks once and the backend goes on
 // for longer than the idle timeout, then it is the other way round.
 func TestOneDirectionKeepsAlive(t *testing.T) {
@@ -154,143 +69,8 @@ func TestLifetime(t *testing.T) {
 	})
 }
 
-func TestPortUnreachable(t *testing.T) {
-	e := startEngine(t, 1)
-	own := new(owner)
-	l, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	b := l.LocalAddr().(*net.UDPAddr).AddrPort()
-	l.Close()
-	p := newPath(e, b, own)
-	ep := listen(t, e, "127.0.0.1:0", forwardTo(p))
-	c := dial(t, ep.Addr())
-	for range 50 {
-		send(t, c, []byte("x"))
-	}
-	eventually(t, "a failure", func() bool { _, f, _ := own.count(); return f > 0 })
-	own.mu.Lock()
-	if own.failed[0] != relay.EarlyReset {
-		t.Errorf("failed by %v, want early_reset", own.failed[0])
-	}
-	own.mu.Unlock()
-
-	// The backend comes up: the session has lived on and nothing is lost.
-	up := echoBackend(t, b.String())
-	if up != b {
-		t.Fatal("the port is gone")
-	}
-	send(t, c, []byte("back"))
-	for string(receive(t, c)) != "back" { // behind what had not been sent yet
-	}
-	if n := e.Sessions(); n != 1 {
-		t.Errorf("%d sessions, want 1", n)
-	}
-}
-
-func TestPortClosedAfterAnswers(t *testing.T) {
-	e := startEngine(t, 1)
-	own := new(owner)
-	l, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	p := newPath(e, l.LocalAddr().(*net.UDPAddr).AddrPort(), own)
-	ep := listen(t, e, "127.0.0.1:0", forwardTo(p))
-	c := dial(t, ep.Addr())
-	send(t, c, []byte("x"))
-	buf := make([]byte, 10)
-	_, from, err := l.ReadFromUDPAddrPort(buf)
-	if err != nil {
-		t.Fatal(err)
-	}
-	l.WriteToUDPAddrPort(buf[:1], from)
-	receive(t, c)
-	l.Close()
-	eventually(t, "a failure", func() bool {
-		send(t, c, []byte("x"))
-		_, f, _ := own.count()
-		return f > 0
-	})
-	own.mu.Lock()
-	defer own.mu.Unlock()
-	if own.failed[0] != relay.PortClosed {
-		t.Errorf("failed by %v, want port_unreachable", own.failed[0])
-	}
-	if len(own.failed) > 2 {
-		t.Errorf("told of %d failures, want at most one a second", len(own.failed))
-	}
-}
-
 // TestStuckBackend: a backend that never reads loses its own datagrams and
 // disturbs no other session.
-func TestStuckBackend(t *testing.T) {
-	e := startEngine(t, 1)
-	stuck, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer stuck.Close()
-	stuck.SetReadBuffer(1)
-	bad := newPath(e, stuck.LocalAddr().(*net.UDPAddr).AddrPort(), nil)
-	good := newPath(e, echoBackend(t, "127.0.0.1:0"), nil)
-	toBad, toGood := forwardTo(bad), forwardTo(good)
-	ep := listen(t, e, "127.0.0.1:0", acceptFunc(func(o *Opening) Decision {
-		if o.Data[0] == 'b' {
-			return toBad(o)
-		}
-		return toGood(o)
-	}))
-	a, b := dial(t, ep.Addr()), dial(t, ep.Addr())
-	for range 100 {
-		for range 20 {
-			b.Write(append([]byte("b"), make([]byte, 1000)...))
-		}
-		roundTrip(t, a, []byte("good"))
-	}
-	if n := e.Sessions(); n != 2 {
-		t.Errorf("%d sessions, want 2", n)
-	}
-}
-
-func TestRefusedIsCountedAndSilent(t *testing.T) {
-	e := startEngine(t, 1)
-	p := newPath(e, netip.AddrPort{}, nil)
-	ep := listen(t, e, "127.0.0.1:0", acceptFunc(func(o *Opening) Decision {
-		switch string(o.Data) {
-		case "ping":
-			if err := ep0(o).WriteTo([]byte("pong"), o.Client, o.Local); err != nil {
-				t.Error(err)
-			}
-			return Divert
-		case "panic":
-			panic("in the acceptor")
-		}
-		o.Counters, o.Reason = &p.Counters[o.Worker], relay.NoBackend
-		return Refuse
-	}))
-	c := dial(t, ep.Addr())
-	send(t, c, []byte("a"))
-	send(t, c, nil)
-	send(t, c, []byte("panic"))
-	send(t, c, []byte("ping"))
-	if got := string(receive(t, c)); got != "pong" {
-		t.Errorf("got %q, want the acceptor's own answer", got)
-	}
-	if n := dropped(p, relay.NoBackend); n != 2 {
-		t.Errorf("%d dropped, want 2", n)
-	}
-	if n := e.Panics(); n != 1 {
-		t.Errorf("%d panics, want 1", n)
-	}
-	if n := e.Sessions(); n != 0 {
-		t.Errorf("%d sessions, want none", n)
-	}
-}
-
-func ep0(o *Opening) *Endpoint { return o.sock.ep }
-
 // TestChurn makes and ends 2,000 sessions in slots that are used again and
 // again, while answers to the ended ones still come in.
 func TestChurn(t *testing.T) {
@@ -557,75 +337,7 @@ func TestListenAfterClose(t *testing.T) {
 	}
 }
 
-func TestForwardingDoesNotAllocate(t *testing.T) {
-	if raceEnabled {
-		t.Skip("the race detector allocates")
-	}
-	for name, bind := range map[string]string{"bound": "127.0.0.1:0", "wildcard": "[::]:0"} {
-		t.Run(name, func(t *testing.T) {
-			e := startEngine(t, 1)
-			// Both ends are raw sockets of this goroutine, so that the engine
-			// is all that could allocate.
-			b, err := sock.ListenUDP(netip.MustParseAddrPort("127.0.0.1:0"), sock.Options{})
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer unix.Close(b)
-			baddr, _ := sock.LocalAddr(b)
-			p := newPath(e, baddr, new(owner))
-			p.Idle = time.Minute
-			ep := listen(t, e, bind, forwardTo(p))
-			c, errno := sock.DialUDP(netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), ep.Addr().Port()), netip.Addr{})
-			if errno != 0 {
-				t.Fatal(errno)
-			}
-			defer unix.Close(c)
-			buf := make([]byte, 1000)
-			var name unix.RawSockaddrInet6
-			trip := func(burst int) {
-				for range burst {
-					sendto(c, &buf[0], len(buf), nil, 0)
-				}
-				for range burst {
-					recvFrom(t, b, buf, &name)
-				}
-				for range burst {
-					if errno := sendto(b, &buf[0], len(buf), &name, unix.SizeofSockaddrInet4); errno != 0 {
-						t.Fatal(errno)
-					}
-				}
-				for range burst {
-					recvFrom(t, c, buf, nil)
-				}
-			}
-			trip(16)
-			var before, after runtime.MemStats
-			runtime.ReadMemStats(&before)
-			const rounds = 2000
-			for i := range rounds {
-				trip(1 + i%16)
-			}
-			runtime.ReadMemStats(&after)
-			// The runtime itself allocates a little now and then.
-			if n := after.Mallocs - before.Mallocs; n > rounds/10 {
-				t.Errorf("%d allocations in %d rounds", n, rounds)
-			}
-		})
-	}
-}
-
 // recvFrom polls a raw socket without allocating.
-func recvFrom(t *testing.T, fd int, p []byte, name *unix.RawSockaddrInet6) {
-	for until := time.Now().Add(patience); ; {
-		if _, errno := rawRecv(fd, p, name); errno == 0 {
-			return
-		} else if errno != unix.EAGAIN || time.Now().After(until) {
-			t.Fatal(errno)
-		}
-		runtime.Gosched()
-	}
-}
-
 // TestListenMeetsClose: whichever comes first, nothing is left open.
 func TestListenMeetsClose(t *testing.T) {
 	for range 20 {
@@ -646,75 +358,5 @@ func TestListenMeetsClose(t *testing.T) {
 
 // TestFlood: one source that sends what it can, none of which makes a session,
 // and a backend that answers without end leave the others their turns.
-func TestFlood(t *testing.T) {
-	e := startEngine(t, 1)
-	good := newPath(e, echoBackend(t, "127.0.0.1:0"), nil)
-	stop := make(chan struct{})
-	var floods sync.WaitGroup
-	loud := newPath(e, backend(t, "127.0.0.1:0", func(c *net.UDPConn, from netip.AddrPort, p []byte) {
-		floods.Add(1)
-		go func() {
-			defer floods.Done()
-			for {
-				select {
-				case <-stop:
-					return
-				default:
-					c.WriteToUDPAddrPort(p, from)
-				}
-			}
-		}()
-	}), nil)
-	toGood, toLoud := forwardTo(good), forwardTo(loud)
-	ep := listen(t, e, "127.0.0.1:0", acceptFunc(func(o *Opening) Decision {
-		switch {
-		case len(o.Data) < 3:
-			o.Counters, o.Reason = &good.Counters[o.Worker], relay.Filtered
-			return Refuse
-		case o.Data[0] == 'l':
-			return toLoud(o)
-		}
-		return toGood(o)
-	}))
-	send(t, dial(t, ep.Addr()), []byte("loud"))
-	flooder := dial(t, ep.Addr())
-	floods.Go(func() {
-		for n := 0; ; n++ {
-			select {
-			case <-stop:
-				return
-			default:
-				flooder.Write([]byte("xx")[:n%3])
-			}
-		}
-	})
-	var players []*net.UDPConn
-	for range 10 {
-		players = append(players, dial(t, ep.Addr()))
-	}
-	most := 0
-	for round := range 50 {
-		for _, c := range players {
-			// The flood may fill the socket before this one gets in: a real
-			// client would send again, too.
-			got := make([]byte, 100)
-			for {
-				send(t, c, fmt.Appendf(nil, "good %d", round))
-				c.SetReadDeadline(time.Now().Add(patience / 10))
-				n, err := c.Read(got)
-				if err == nil && string(got[:n]) == fmt.Sprintf("good %d", round) {
-					break
-				}
-			}
-		}
-		e.workers[0].call(func(w *worker) { most = max(most, len(w.again), len(w.retry)) })
-	}
-	close(stop)
-	floods.Wait()
-	if most > 1+11 {
-		t.Errorf("%d sockets waited for a turn, though there are 12", most)
-	}
-	if dropped(good, relay.Filtered) == 0 {
-		t.Error("nothing of the flood was refused")
-	}
-}
+// TestOneTurnAtATime: however many events a full socket has, it waits for its
+// next turn once.
