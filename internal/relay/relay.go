@@ -71,7 +71,8 @@ type Counters struct {
 type Failure uint8
 
 // The failures. The first four are of a connect; a Shortage is our own lack of
-// descriptors, ports, memory or buffers and says nothing about the backend.
+// descriptors, ports, memory, buffers or permission and says nothing about the
+// backend.
 const (
 	Refused Failure = iota
 	Timeout
@@ -93,7 +94,8 @@ func ConnectFailure(errno syscall.Errno) Failure {
 		return Refused
 	case syscall.ETIMEDOUT:
 		return Timeout
-	case syscall.EMFILE, syscall.ENFILE, syscall.ENOMEM, syscall.ENOBUFS, syscall.EADDRNOTAVAIL, syscall.EADDRINUSE, syscall.EAGAIN:
+	case syscall.EMFILE, syscall.ENFILE, syscall.ENOMEM, syscall.ENOBUFS, syscall.EADDRNOTAVAIL, syscall.EADDRINUSE, syscall.EAGAIN,
+		syscall.EPERM, syscall.EACCES: // the last two: this host's own firewall
 		return Shortage
 	}
 	return Unreachable
