@@ -39,7 +39,7 @@ const (
 	_
 	reset // the peer has reset; err has been taken from the socket
 	_
-	stalled  // bytes are held: due is when to try again without an event
+	stalled  // bytes are held or memory was short: due is when to try again without an event
 	answered // the owner has heard of the backend's first byte
 	queued   // in the run queue
 	noDelay  // TCP_NODELAY came with the accepted socket

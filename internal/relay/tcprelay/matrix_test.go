@@ -262,6 +262,24 @@ func TestEarlyReset(t *testing.T) {
 	}
 }
 
+// TestResetToOneWhoDoesNotRead has the backend flood and reset while the
+// client reads nothing: the client's connection must not be kept for that.
+func TestResetToOneWhoDoesNotRead(t *testing.T) {
+	r := newRig(t, []netip.AddrPort{serve(t, func(c *net.TCPConn) {
+		c.Write(make([]byte, 256<<10))
+		c.SetDeadline(time.Now().Add(200 * time.Millisecond))
+		c.Write(make([]byte, 64<<20))
+		c.SetLinger(0)
+	})})
+	c := r.dial()
+	if end := r.waitClosed(1)[0]; end.why != relay.BackendClose {
+		t.Errorf("closed: %v", end.why)
+	}
+	if _, err := io.Copy(io.Discard, c); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("read: %v, want a reset", err)
+	}
+}
+
 // full is a listening socket whose queue is full: a connect to it hangs.
 func full(t *testing.T) netip.AddrPort {
 	t.Helper()

@@ -40,6 +40,7 @@ const (
 	waiting outcome = iota // for an event
 	again                  // the budget is spent
 	over                   // everything has been delivered, the FIN is next
+	starved                // the kernel has no memory for it just now
 	broken                 // the side the bytes come from has been reset
 )
 
@@ -110,7 +111,7 @@ func (w *worker) pump(slot uint32, c *conn) {
 		return
 	}
 	w.current = handle{slot, c.gen}
-	more, still, before := false, [2]bool{}, c.flags
+	more, later, still, before := false, false, [2]bool{}, c.flags
 	for from := range 2 {
 		if c.shut[from] {
 			continue
@@ -121,6 +122,8 @@ func (w *worker) pump(slot uint32, c *conn) {
 			still[from] = true
 		case again:
 			more = true
+		case starved:
+			later = true
 		case over:
 			c.shut[from] = true
 			if !c.shut[1-from] && !c.has(on(dead, 1-from)) {
@@ -152,18 +155,18 @@ func (w *worker) pump(slot uint32, c *conn) {
 	if more {
 		w.requeue(slot, c)
 	}
-	if c.held != [2]uint32{} && !c.has(stalled) {
+	if (later || c.held != [2]uint32{}) && !c.has(stalled) {
 		c.flags |= stalled
 		c.due = w.now + stallCheck
 		w.schedule(slot, c)
 	}
 }
 
-// unstall tries to deliver what has been held for a while, event or not: a
-// refusal for want of memory is followed by none.
+// unstall tries again after a while, event or not, where bytes are held or
+// memory was short: a refusal for want of memory is followed by none.
 func (w *worker) unstall(slot uint32, c *conn) {
 	c.flags &^= stalled
-	c.flags |= on(writable, client) | on(writable, backend)
+	c.flags |= on(readable|writable, client) | on(readable|writable, backend)
 	w.schedule(slot, c)
 	w.pump(slot, c)
 }
@@ -248,6 +251,9 @@ func (w *worker) move(c *conn, from int) (taken int, out outcome, errno unix.Err
 		case unix.EAGAIN:
 			c.flags &^= on(readable, from)
 		case unix.EINTR:
+		case unix.ENOMEM, unix.ENOBUFS:
+			c.flags &^= on(readable, from)
+			return taken, starved, 0
 		default:
 			return taken, broken, errno
 		}
