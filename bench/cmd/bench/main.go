@@ -44,6 +44,8 @@ func run(ctx context.Context, args []string) error {
 		seed     = fl.Uint64("seed", 1, "of the order in which sessions send")
 		genCPU   = fl.Int("gen-cpu", 0, "CPU of the load generator and the backend")
 		proxyCPU = fl.Int("proxy-cpu", 1, "CPU of the proxy")
+		others   = fl.Float64("others", 5, "percent of the proxy's CPU that others may use; a round with more is measured again")
+		again    = fl.Int("again", 2, "how often a disturbed round is measured again; the calmest counts")
 		list     = fl.Bool("list", false, "list the scenarios and end")
 	)
 	if err := fl.Parse(args); err != nil {
@@ -77,7 +79,7 @@ func run(ctx context.Context, args []string) error {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	h := &harness{dir: dir, bins: map[string]string{}, genCPU: *genCPU, proxyCPU: *proxyCPU}
+	h := &harness{dir: dir, bins: map[string]string{}, genCPU: *genCPU, proxyCPU: *proxyCPU, others: *others, again: *again}
 	rep := &Report{Env: environment(ctx), Args: args, Rounds: *rounds}
 	given := map[string]string{"wayhouse": *wayhouse, "caddyl4": *caddyl4}
 	var field []*proxies.Proxy
@@ -140,16 +142,34 @@ func (h *harness) rounds(ctx context.Context, s Scenario, field []*proxies.Proxy
 			if !s.runs(p) || ctx.Err() != nil {
 				continue
 			}
-			f, res, err := h.measure(ctx, s, p)
-			r := Round{Proxy: p.Name, Round: round, Figures: f, Load: res}
-			if err != nil {
-				r.Error = err.Error()
+			var best Round
+			for try := 0; ; try++ {
+				f, res, err := h.measure(ctx, s, p)
+				r := Round{Proxy: p.Name, Round: round, Figures: f, Load: res}
+				if err != nil {
+					r.Error = err.Error()
+				}
+				fmt.Fprintln(os.Stderr, s.progress(r))
+				if try == 0 || calmer(r, best) {
+					best = r
+				}
+				if r.Error != "" || r.Figures[busy] <= h.others || try == h.again || ctx.Err() != nil {
+					break
+				}
 			}
-			sr.Runs = append(sr.Runs, r)
-			fmt.Fprintln(os.Stderr, s.progress(r))
+			sr.Runs = append(sr.Runs, best)
 		}
 	}
 	return sr
+}
+
+// calmer reports whether r was less disturbed than the one before it. A
+// failure counts whenever it comes: trying again is for calm, not for luck.
+func calmer(r, before Round) bool {
+	if r.Error != "" {
+		return true
+	}
+	return before.Error == "" && r.Figures[busy] < before.Figures[busy]
 }
 
 // progress is a line for whoever waits.

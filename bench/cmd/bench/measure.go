@@ -30,6 +30,8 @@ type harness struct {
 	bins     map[string]string // by proxy
 	genCPU   int
 	proxyCPU int
+	others   float64 // percent of proxyCPU that others may use in a round
+	again    int     // how often a round with more is measured again
 }
 
 const (

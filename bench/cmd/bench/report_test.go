@@ -153,3 +153,23 @@ func TestFreePortsAreFree(t *testing.T) {
 		seen[p] = true
 	}
 }
+
+func TestCalmerCounts(t *testing.T) {
+	calm, disturbed, failed := Round{Figures: Figures{busy: 1}}, Round{Figures: Figures{busy: 50}}, Round{Error: "it fell over"}
+	for name, tc := range map[string]struct {
+		r, before Round
+		want      bool
+	}{
+		"calmer":                {calm, disturbed, true},
+		"more disturbed":        {disturbed, calm, false},
+		"a failure counts":      {failed, calm, true},
+		"no success hides it":   {calm, failed, false},
+		"as calm as the former": {calm, calm, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := calmer(tc.r, tc.before); got != tc.want {
+				t.Errorf("calmer = %v, want %v", got, tc.want)
+			}
+		})
+	}
+}
