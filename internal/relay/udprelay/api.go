@@ -63,6 +63,10 @@ type Opening struct {
 	Path *relay.Path // set by Open for Forward
 	FD   int         // set by Open for Forward: a connected, non-blocking socket
 
+	// Prefix may be set by Open for Forward: it is put in front of the session's
+	// first datagram, such as a PROXY protocol header. The engine copies it.
+	Prefix []byte
+
 	w    *worker
 	sock *socket
 	key  key

@@ -1,6 +1,8 @@
 package udprelay
 
 import (
+	"slices"
+
 	"golang.org/x/sys/unix"
 
 	"github.com/wayhouse-proxy/wayhouse/internal/relay"
@@ -128,6 +130,10 @@ func (w *worker) open(so *socket, k *key, hash uint64, old uint32, data []byte) 
 			return // counted there
 		}
 		w.in.slot, w.in.gen = slot, w.slab.at(slot).gen
+		if len(o.Prefix) > 0 {
+			data = slices.Concat(o.Prefix, data)
+			o.Prefix = nil
+		}
 		w.toBackend(slot, w.slab.at(slot), data, 0)
 	case Refuse:
 		if o.Counters != nil {

@@ -5,6 +5,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -48,6 +49,7 @@ type Conn struct {
 	attached bool
 	path     *relay.Path
 	fd       int        // Forward's, until the worker takes it
+	prefix   []byte     // SetPrefix's
 	why      relay.Drop // Reject's
 	err      error      // what Read answers in the end
 	queue    [][]byte
@@ -211,10 +213,21 @@ func (c *Conn) Forward(path *relay.Path, fd int) error {
 	return nil
 }
 
+// SetPrefix has Forward put p in front of the first datagram that it sends
+// from the queue; see Opening.Prefix. The Conn owns p from here on.
+func (c *Conn) SetPrefix(p []byte) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.prefix = p
+}
+
 // adopt makes a held session one that the worker forwards.
 func (w *worker) adopt(c *Conn) {
 	c.mu.Lock()
 	path, fd, queue := c.path, c.fd, c.queue
+	if len(c.prefix) > 0 && len(queue) > 0 {
+		queue[0] = slices.Concat(c.prefix, queue[0])
+	}
 	c.fd = -1
 	c.endLocked(net.ErrClosed)
 	c.mu.Unlock()

@@ -358,3 +358,44 @@ func roundTripAny(t *testing.T, c *net.UDPConn) {
 		t.Fatalf("got %q", got)
 	}
 }
+
+// TestPrefix: it comes once, in front of the first datagram, whether the
+// session was held or not.
+func TestPrefix(t *testing.T) {
+	e := startEngine(t, 1)
+	p := newPath(e, echoBackend(t, "127.0.0.1:0"), nil)
+	conns := make(chan *Conn, 1)
+	forward := forwardTo(p)
+	ep := listen(t, e, "127.0.0.1:0", acceptFunc(func(o *Opening) Decision {
+		if o.Data[0] == 'h' {
+			c, err := o.Hold(p)
+			if err != nil {
+				return Refuse
+			}
+			conns <- c
+			return Hold
+		}
+		o.Prefix = []byte("from me: ")
+		return forward(o)
+	}))
+	c := dial(t, ep.Addr())
+	for _, want := range []string{"from me: a", "b"} {
+		send(t, c, []byte(want[len(want)-1:]))
+		if got := string(receive(t, c)); got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+	c = dial(t, ep.Addr())
+	send(t, c, []byte("h"))
+	h := <-conns
+	h.SetPrefix([]byte("from it: "))
+	if err := h.Forward(p, dialBackend(t, p.Backend)); err != nil {
+		t.Fatal(err)
+	}
+	send(t, c, []byte("i"))
+	for _, want := range []string{"from it: h", "i"} {
+		if got := string(receive(t, c)); got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+}
