@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"hash/fnv"
 	"io"
@@ -274,7 +275,9 @@ func (p *Process) Log() string {
 	return string(b)
 }
 
-// Do sends a request to the admin endpoint; status 0 is no answer.
+// Do sends a request to the admin endpoint; status 0 is no answer. Whoever asks
+// while a load moves the endpoint to a new server may find the connection
+// closed: a GET is tried again.
 func (p *Process) Do(method, path string, body []byte) (status int, answer string) {
 	req, err := http.NewRequest(method, "http://localhost"+path, bytes.NewReader(body))
 	if err != nil {
@@ -282,6 +285,12 @@ func (p *Process) Do(method, path string, body []byte) (status int, answer strin
 	}
 	req.Header.Set("Content-Type", "application/json")
 	res, err := p.http.Do(req)
+	for range 10 {
+		if method != http.MethodGet || !errors.Is(err, io.EOF) && !errors.Is(err, syscall.ECONNRESET) {
+			break
+		}
+		res, err = p.http.Do(req)
+	}
 	if err != nil {
 		return 0, err.Error()
 	}

@@ -15,7 +15,7 @@ import (
 
 // Long is how long anything may take before a test gives up. It is no claim
 // about speed: machines of ours are shared and the race detector is slow.
-const Long = 60 * time.Second
+const Long = 2 * time.Minute
 
 // M is a JSON object.
 type M = map[string]any

@@ -1,0 +1,192 @@
+package reload
+
+import (
+	"encoding/json"
+	"fmt"
+	"net"
+	"strings"
+	"testing"
+
+	kit "github.com/wayhouse-proxy/wayhouse/internal/testkit"
+)
+
+// mistake is one way to write a config that cannot run. make changes a good
+// config, want is in the error.
+type mistake struct {
+	name string
+	want string
+	make func(app kit.M)
+}
+
+// mistakes are changes to the config of TestRejected.
+func mistakes(other int) []mistake {
+	listener := func(f func(l kit.M)) func(kit.M) {
+		return func(app kit.M) { f(app["listeners"].(kit.M)["game"].(kit.M)) }
+	}
+	pool := func(key string, v any) func(kit.M) {
+		return func(app kit.M) { app["pools"].(kit.M)["p"].(kit.M)[key] = v }
+	}
+	bind := func(addrs ...string) func(kit.M) { return listener(func(l kit.M) { l["bind"] = addrs }) }
+	route := func(routes ...any) func(kit.M) { return listener(func(l kit.M) { l["routes"] = routes }) }
+	free := fmt.Sprintf("tcp/127.0.0.1:%d", other)
+	return []mistake{
+		{"unknown app option", "wrokers", func(a kit.M) { a["wrokers"] = 2 }},
+		{"workers below zero", "workers", func(a kit.M) { a["workers"] = -1 }},
+		{"workers beyond the most", "workers", func(a kit.M) { a["workers"] = 1000 }},
+		{"workers of the wrong type", "workers", func(a kit.M) { a["workers"] = "two" }},
+		{"grace below zero", "shutdown_grace", func(a kit.M) { a["shutdown_grace"] = "-1s" }},
+		{"grace that is no duration", "bananas", func(a kit.M) { a["shutdown_grace"] = "bananas" }},
+		{"limit of zero connections", "limits.max_connections", func(a kit.M) { a["limits"] = kit.M{"max_connections": 0} }},
+		{"limit of zero sessions", "limits.max_udp_sessions", func(a kit.M) { a["limits"] = kit.M{"max_udp_sessions": 0} }},
+		{"limit of zero new", "limits.max_new_sessions_per_sec", func(a kit.M) { a["limits"] = kit.M{"max_new_sessions_per_sec": 0} }},
+		{"unknown limit", "max_players", func(a kit.M) { a["limits"] = kit.M{"max_players": 1} }},
+
+		{"no bind", "listeners.game.bind", bind()},
+		{"bind without protocol", "127.0.0.1:1", bind("127.0.0.1:1")},
+		{"bind of an unknown protocol", "sctp", bind("sctp/127.0.0.1:1")},
+		{"bind without port", "has no port", bind("tcp/127.0.0.1")},
+		{"bind to a name", "is not an IP address", bind("tcp/localhost:1")},
+		{"bind to a port too high", "70000", bind("tcp/127.0.0.1:70000")},
+		{"bind to a range backwards", "backwards", bind("udp/127.0.0.1:200-100")},
+		{"bind to a range too large", "1024", bind("udp/127.0.0.1:1000-3000")},
+		{"bind to a range from zero", "begins at port 1", bind("udp/127.0.0.1:0-5")},
+		{"bind to bare IPv6", "brackets", bind("tcp/::1:80")},
+		{"bind twice in a listener", "already", bind(free, free)},
+		{"bind overlapping a range", "already", bind(free, fmt.Sprintf("tcp/127.0.0.1:%d-%d", other-1, other+1))},
+		{"bind of another listener", "listeners.other", func(a kit.M) {
+			a["listeners"].(kit.M)["other"] = kit.ToPool("p", free)
+			a["listeners"].(kit.M)["zother"] = kit.ToPool("p", free)
+		}},
+		{"bind to an address that is not ours", "192.0.2.1", bind("tcp/192.0.2.1:9")},
+		{"listener with a bad name", "the name has", func(a kit.M) { a["listeners"].(kit.M)["a b"] = kit.ToPool("p", free) }},
+		{"listener that is null", "null", func(a kit.M) { a["listeners"].(kit.M)["n"] = nil }},
+		{"unknown listener option", "bnid", listener(func(l kit.M) { l["bnid"] = 1 })},
+		{"peek timeout below zero", "listeners.game.peek.timeout", listener(func(l kit.M) { l["peek"] = kit.M{"timeout": "-1s"} })},
+		{"peek of too many bytes", "listeners.game.peek.max_bytes", listener(func(l kit.M) { l["peek"] = kit.M{"max_bytes": 1 << 20} })},
+		{"unknown on_undecided", "listeners.game.peek.on_undecided", listener(func(l kit.M) { l["peek"] = kit.M{"on_undecided": "maybe"} })},
+
+		{"route without handler", "listeners.game.routes[0]", route(kit.M{"match": kit.A{}})},
+		{"unknown handler", "layer4.handlers.teleport", route(kit.Route(kit.M{"handler": "teleport"}))},
+		{"handler without a name", "handler", route(kit.Route(kit.M{"pool": "p"}))},
+		{"unknown matcher", "layer4.matchers.telepathy", route(kit.Match(kit.M{"telepathy": kit.M{}}, kit.M{"handler": "echo"}))},
+		{"matcher that is no regexp", "regexp", route(kit.Match(kit.M{"regexp": kit.M{"pattern": "("}}, kit.M{"handler": "echo"}))},
+		{"unknown pool", "no pool is named", route(kit.Route(kit.M{"handler": "pool", "pool": "q"}))},
+		{"no pool", "pool", route(kit.Route(kit.M{"handler": "pool"}))},
+		{"pool by name and inline", "pool", route(kit.Route(kit.M{"handler": "pool", "pool": "p", "targets": kit.A{"127.0.0.1:1"}}))},
+		{"inline pool without targets", "targets", route(kit.Route(kit.M{"handler": "pool", "max_tries": 3}))},
+		{"unknown option of a handler", "polo", route(kit.Route(kit.M{"handler": "pool", "polo": "p"}))},
+
+		{"pool without targets", "pools.p.targets", pool("targets", kit.A{})},
+		{"pool that is null", "pools.n", func(a kit.M) { a["pools"].(kit.M)["n"] = nil }},
+		{"target without port", "pools.p.targets", pool("targets", kit.A{"10.0.0.1"})},
+		{"target with port zero", "pools.p.targets", pool("targets", kit.A{"10.0.0.1:0"})},
+		{"target twice", "twice", pool("targets", kit.A{"10.0.0.1:7", "10.0.0.1:7"})},
+		{"target that is nowhere", "pools.p.targets", pool("targets", kit.A{"0.0.0.0:7"})},
+		{"target that is no name", "pools.p.targets", pool("targets", kit.A{"not a host:7"})},
+		{"unknown balancer", "coin", pool("balancer", kit.M{"policy": "coin"})},
+		{"option of another balancer", "hash_on", pool("balancer", kit.M{"policy": "round_robin", "hash_on": "src_ip"})},
+		{"weight of zero", "weight", pool("balancer", kit.M{"policy": "weighted", "weights": kit.M{"127.0.0.1:1": 0}})},
+		{"unknown check", "prayer", pool("health", kit.M{"check": "prayer"})},
+		{"probe without anything to send", "send", pool("health", kit.M{"check": "udp_probe"})},
+		{"check with interval zero", "interval", pool("health", kit.M{"check": "tcp_connect", "interval": "0s"})},
+		{"check with rise zero", "rise", pool("health", kit.M{"check": "tcp_connect", "rise": 0})},
+		{"connect timeout zero", "pools.p.connect_timeout", pool("connect_timeout", 0)},
+		{"idle timeout zero", "pools.p.idle_timeout", pool("idle_timeout", 0)},
+		{"lifetime below zero", "pools.p.max_lifetime", pool("max_lifetime", "-1s")},
+		{"no tries", "pools.p.max_tries", pool("max_tries", 0)},
+		{"keepalive that is none", "keepalive", pool("keepalive", "often")},
+		{"unknown on_all_down", "pools.p.on_all_down", pool("on_all_down", "cry")},
+		{"unknown on_backend_down", "pools.p.on_backend_down", pool("on_backend_down", "cry")},
+		{"unknown on_backend_removed", "pools.p.on_backend_removed", pool("on_backend_removed", "cry")},
+		{"no sessions of a backend", "pools.p.per_backend.max_sessions", pool("per_backend", kit.M{"max_sessions": 0})},
+		{"source that is no address", "pools.p.source_addresses", pool("source_addresses", kit.A{"home"})},
+		{"unknown pool option", "targtes", pool("targtes", kit.A{})},
+		{"pool of UDP alone without a check", "pools.p", func(a kit.M) {
+			a["listeners"].(kit.M)["game"].(kit.M)["bind"] = kit.A{fmt.Sprintf("udp/127.0.0.1:%d", other)}
+			delete(a["pools"].(kit.M)["p"].(kit.M), "health")
+		}},
+	}
+}
+
+// TestRejected alternates configs that cannot run with one that can, under
+// load. What is wrong is named, nothing of the running config changes, and the
+// counters are exact.
+func TestRejected(t *testing.T) {
+	port, other, web := kit.Port(t), kit.Ports(t, 3)+1, kit.Port(t)
+	tcp, udp := kit.NewTCPBackend(t, 1, "127.0.0.1:0"), kit.NewUDPBackend(t, 1, "127.0.0.1:0")
+	good := func(variant int) kit.M {
+		return kit.App(
+			kit.M{"game": kit.ToPool("p", fmt.Sprintf("tcp/127.0.0.1:%d", port)), "dgram": kit.ToPool("u", fmt.Sprintf("udp/127.0.0.1:%d", port))},
+			kit.M{"p": kit.Pool(tcp.Addr), "u": kit.Pool(udp.Addr), "unused": kit.With(kit.Pool(tcp.Addr), kit.M{"max_tries": 1 + variant})},
+		)
+	}
+	p := kit.Start(t, good(0), kit.Options{})
+	load := kit.StartLoad(t, kit.LoadOptions{TCP: kit.Local(port), UDP: kit.Local(port), Conns: 20, Flows: 20, Rate: 400, Body: 10})
+	sockets := listening(t, p, port)
+	var reject []mistake
+	for _, m := range mistakes(other) {
+		reject = append(reject, m)
+	}
+	reject = append(reject,
+		mistake{"another app fails to start", "address already in use", func(a kit.M) { a["web"] = true }},
+		mistake{name: "no JSON at all"})
+	taken, err := net.Listen("tcp", kit.Local(web))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	counted, loaded := 0, 0
+	config := func() string { _, body := p.Get("/config/apps"); return body }
+	for i, m := range reject {
+		running := config()
+		doc := p.Document(good(0))
+		if m.make != nil {
+			var c kit.M
+			if err := json.Unmarshal(doc, &c); err != nil {
+				t.Fatal(err)
+			}
+			apps := c["apps"].(kit.M)
+			m.make(apps["wayhouse"].(kit.M))
+			if apps["wayhouse"].(kit.M)["web"] != nil {
+				delete(apps["wayhouse"].(kit.M), "web")
+				apps["http"] = kit.M{"servers": kit.M{"s": kit.M{"listen": kit.A{kit.Local(web)}}}}
+			}
+			doc = p.Document(c)
+		} else {
+			doc = append(doc, '}')
+		}
+		err := p.LoadDocument(doc)
+		switch {
+		case err == nil:
+			t.Errorf("%s: taken", m.name)
+			loaded++
+		case !strings.Contains(err.Error(), m.want):
+			t.Errorf("%s: the error does not tell %q: %v", m.name, m.want, err)
+		}
+		if now := config(); err != nil && now != running {
+			t.Errorf("%s: the running config has changed from %s to %s", m.name, running, now)
+		}
+		// What Caddy finds while it reads the document never reaches the app.
+		if err != nil && m.make != nil && !strings.Contains(err.Error(), "loading wayhouse app module: decoding module config") {
+			counted++
+		}
+		if i%4 == 0 {
+			p.MustLoad(good(1 + i%8/4))
+			loaded++
+		}
+	}
+	load.Round(t)
+	if r := load.Stop(); !r.Perfect() {
+		t.Errorf("the load noticed: %v", &r)
+	}
+	if now := listening(t, p, port); now != sockets {
+		t.Errorf("the listening sockets were %s and are %s", sockets, now)
+	}
+	if got := p.Metric("config_reload_total", "result", "error"); got != float64(counted) {
+		t.Errorf("config_reload_total of errors is %v, want %d", got, counted)
+	}
+	if got := p.Metric("config_reload_total", "result", "ok"); got != float64(loaded) {
+		t.Errorf("config_reload_total is %v, want %d", got, loaded)
+	}
+	t.Logf("%d configs refused, %d of them by the app, %d taken", len(reject), counted, loaded)
+}
