@@ -219,29 +219,48 @@ func testEnding(t *testing.T, e endCase, byBackend bool, opts ...option) {
 	}
 }
 
-// TestFinishedSender has the client send everything and close, while the
-// backend keeps talking and reads slowly: its bytes draw a reset from the
-// client's kernel, and still all that the client has sent must arrive.
+// TestFinishedSender has the client send everything and close. Only then does
+// the backend talk, which draws a reset from the client's kernel, and read:
+// still all that the client has sent must arrive.
 func TestFinishedSender(t *testing.T) {
-	const size = 4 << 20
-	got := make(chan [32]byte, 1)
+	const size = 1 << 20
+	got, closed := make(chan [32]byte, 1), make(chan struct{})
 	r := newRig(t, []netip.AddrPort{serve(t, func(c *net.TCPConn) {
+		<-closed
 		h := sha256.New()
 		for {
-			if _, err := io.CopyN(h, c, 64<<10); err != nil {
+			c.Write(make([]byte, 100))
+			if _, err := io.CopyN(h, c, 16<<10); err != nil {
+				if err != io.EOF {
+					t.Errorf("the backend reads %v, want the client's FIN", err)
+				}
 				break
 			}
-			c.Write(make([]byte, 100))
 		}
 		got <- [32]byte(h.Sum(nil))
 	})})
 	c := r.dial()
 	c.Write(payload(size, 3))
+	raw, err := c.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, func() (err error) { // or its own kernel would drop what is left
+		raw.Control(func(fd uintptr) {
+			if n := unacked(int32(fd)); n > 0 {
+				err = fmt.Errorf("%d bytes are still on the client's side", n)
+			}
+		})
+		return err
+	})
 	c.Close()
+	close(closed)
 	if <-got != sha256.Sum256(payload(size, 3)) {
 		t.Error("the backend got other bytes")
 	}
-	r.waitClosed(1)
+	if end := r.waitClosed(1)[0]; end.why != relay.ClientClose || end.info.BytesC2S != size {
+		t.Errorf("closed: %v after %d bytes", end.why, end.info.BytesC2S)
+	}
 }
 
 func TestEarlyReset(t *testing.T) {
