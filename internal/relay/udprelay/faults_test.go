@@ -187,11 +187,11 @@ func TestFlood(t *testing.T) {
 		}
 	})
 	var players []*net.UDPConn
-	for range 10 {
+	for range 5 {
 		players = append(players, dial(t, ep.Addr()))
 	}
 	most := 0
-	for round := range 50 {
+	for round := range 10 {
 		for _, c := range players {
 			// The flood may fill the socket before this one gets in: a real
 			// client would send again, too.
@@ -209,8 +209,8 @@ func TestFlood(t *testing.T) {
 	}
 	close(stop)
 	floods.Wait()
-	if most > 1+11 {
-		t.Errorf("%d sockets waited for a turn, though there are 12", most)
+	if most > 1+6 {
+		t.Errorf("%d sockets waited for a turn, though there are 7", most)
 	}
 	if dropped(good, relay.Filtered) == 0 {
 		t.Error("nothing of the flood was refused")

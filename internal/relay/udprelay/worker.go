@@ -165,12 +165,15 @@ func (w *worker) run() {
 	raw, err := w.set.SyscallConn()
 	if err == nil {
 		err = raw.Read(func(uintptr) bool {
-			for !w.stop {
+			for turns := 1; !w.stop; turns++ {
 				if !w.turn() {
 					return w.stop
 				}
-				if len(w.conns) > 0 {
-					runtime.Gosched() // let those who decide about held sessions run
+				// Where there is one thread for all, those who decide about
+				// held sessions, and anybody else, would wait for the
+				// scheduler's next look, in ten milliseconds.
+				if len(w.conns) > 0 || turns%16 == 0 {
+					runtime.Gosched()
 				}
 			}
 			return true
