@@ -68,9 +68,9 @@ type conn struct {
 	pipe  [2]ref    // in worker.pipes
 	spill [2]ref    // in worker.spills
 
-	clientAddr, localAddr         [16]byte
-	clientPort, localPort, errno_ uint16
-	header                        uint16 // bytes of Target.Header still to go out, which are not counted
+	clientAddr, localAddr        [16]byte
+	clientPort, localPort, fault uint16
+	header                       uint16 // bytes of Target.Header still to go out, which are not counted
 
 	state  state
 	try    uint8 // of the connect, so that events of an earlier one are known
@@ -141,10 +141,10 @@ func (c *conn) local() netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom16(c.localAddr).Unmap(), c.localPort)
 }
 
-// errno is what a side that has been reset had waiting.
-func (c *conn) errno() unix.Errno { return unix.Errno(c.errno_) }
+// errno is the error a side that has been reset had waiting.
+func (c *conn) errno() unix.Errno { return unix.Errno(c.fault) }
 
-// info fills in what an operator sees.
+// describe fills in what an operator sees.
 func (w *worker) describe(slot uint32, c *conn, i *relay.Info) {
 	*i = relay.Info{
 		ID:       relay.MakeID(false, w.index, slot, c.gen),

@@ -375,7 +375,7 @@ func (w *worker) died(c *conn, side int, errno unix.Errno) {
 	c.flags |= on(dead, side) | on(readable, side) | on(ending, side)
 	if errno != unix.EPIPE {
 		c.flags |= on(reset, side)
-		c.errno_ = uint16(errno)
+		c.fault = uint16(errno)
 	}
 }
 
