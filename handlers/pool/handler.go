@@ -17,6 +17,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/wayhouse-proxy/wayhouse/internal/relay"
+	"github.com/wayhouse-proxy/wayhouse/internal/strictjson"
 	"github.com/wayhouse-proxy/wayhouse/modules/flow"
 	"github.com/wayhouse-proxy/wayhouse/modules/listener"
 	"github.com/wayhouse-proxy/wayhouse/modules/pool"
@@ -52,6 +53,12 @@ func (*Handler) CaddyModule() caddy.ModuleInfo {
 		ID:  "layer4.handlers.pool",
 		New: func() caddy.Module { return new(Handler) },
 	}
+}
+
+// UnmarshalJSON decodes the handler with errors that name the key.
+func (h *Handler) UnmarshalJSON(b []byte) error {
+	type plain Handler
+	return strictjson.Unmarshal(b, (*plain)(h))
 }
 
 // Provision finds the pool.

@@ -137,7 +137,7 @@ func (k *Keepalive) UnmarshalJSON(b []byte) error {
 	}
 	var d caddy.Duration
 	if err := d.UnmarshalJSON(b); err != nil {
-		return fmt.Errorf(`keepalive: %s is neither a duration, such as 30s, nor "off"`, b)
+		return fmt.Errorf(`%s is neither a duration, such as 30s, nor "off"`, b)
 	}
 	*k = Keepalive(d)
 	return nil

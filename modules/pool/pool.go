@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -16,6 +17,8 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"go.uber.org/zap"
 
+	"github.com/wayhouse-proxy/wayhouse/internal/strictjson"
+	"github.com/wayhouse-proxy/wayhouse/internal/suggest"
 	"github.com/wayhouse-proxy/wayhouse/modules/balancer"
 	"github.com/wayhouse-proxy/wayhouse/modules/health"
 )
@@ -115,7 +118,7 @@ func (c *Config) Provision(ctx caddy.Context, name string) (*Pool, error) {
 }
 
 func (p *Pool) loadBalancer(ctx caddy.Context, c *Config) (err error) {
-	if c.BalancerRaw, _, err = kind(c.BalancerRaw, "policy", "round_robin"); err != nil {
+	if c.BalancerRaw, _, err = kind(c.BalancerRaw, "wayhouse.balancers", "policy", "round_robin"); err != nil {
 		return fmt.Errorf("balancer%w", err)
 	}
 	m, err := ctx.LoadModule(c, "BalancerRaw")
@@ -152,7 +155,7 @@ func (p *Pool) loadBalancer(ctx caddy.Context, c *Config) (err error) {
 }
 
 func (p *Pool) loadCheck(ctx caddy.Context, c *Config) (err error) {
-	if c.HealthRaw, p.healthNamed, err = kind(c.HealthRaw, "check", "tcp_connect"); err != nil {
+	if c.HealthRaw, p.healthNamed, err = kind(c.HealthRaw, "wayhouse.health_checks", "check", "tcp_connect"); err != nil {
 		return fmt.Errorf("health%w", err)
 	}
 	m, err := ctx.LoadModule(c, "HealthRaw")
@@ -174,25 +177,51 @@ func (p *Pool) loadCheck(ctx caddy.Context, c *Config) (err error) {
 }
 
 // kind returns a guest's config with the key that names it, and whether it had
-// the key.
-func kind(raw json.RawMessage, name, def string) (json.RawMessage, bool, error) {
+// the key. Its errors go on from the guest's path.
+func kind(raw json.RawMessage, namespace, name, def string) (_ json.RawMessage, named bool, _ error) {
 	if raw = bytes.TrimSpace(raw); len(raw) == 0 || string(raw) == "null" {
 		raw = json.RawMessage("{}")
 	}
 	var m map[string]json.RawMessage
-	if err := json.Unmarshal(raw, &m); err != nil {
-		return nil, false, fmt.Errorf(": %w", err)
+	if json.Unmarshal(raw, &m) != nil {
+		return nil, false, fmt.Errorf(`: %s is not an object, as in {%q: %q}`, raw, name, def)
 	}
-	if v, ok := m[name]; ok {
-		var s string
-		if json.Unmarshal(v, &s) != nil || s == "" {
-			return nil, false, fmt.Errorf(".%s: %s is not a name; leave it out for %s", name, v, def)
-		}
-		return raw, true, nil
+	key, named := m[name]
+	if !named {
+		key, _ = json.Marshal(def) // a string
 	}
-	m[name], _ = json.Marshal(def) // a string
+	var id string
+	if json.Unmarshal(key, &id) != nil || id == "" {
+		return nil, false, fmt.Errorf(".%s: %s is not a name; leave it out for %s", name, key, def)
+	}
+	if err := checkGuest(m, namespace, name, id); err != nil {
+		return nil, false, fmt.Errorf(".%w", err)
+	}
+	m[name] = key
 	raw, err := json.Marshal(m)
-	return raw, false, err
+	return raw, named, err
+}
+
+// checkGuest says, better than decoding the guest would, which key is wrong.
+func checkGuest(m map[string]json.RawMessage, namespace, name, id string) error {
+	info, err := caddy.GetModule(namespace + "." + id)
+	if err != nil {
+		var known []string
+		for _, other := range caddy.GetModules(namespace) {
+			known = append(known, other.ID.Name())
+		}
+		return fmt.Errorf("%s: there is no %s.%s; %s", name, namespace, id, suggest.Hint(id, known))
+	}
+	options := maps.Clone(m)
+	delete(options, name)
+	raw, err := json.Marshal(options)
+	if err != nil {
+		return err
+	}
+	if err := strictjson.Check(raw, info.New()); err != nil {
+		return fmt.Errorf("%w (%s is %s)", err, name, id)
+	}
+	return nil
 }
 
 // weight of the addresses of a target.

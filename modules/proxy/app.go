@@ -17,6 +17,8 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/wayhouse-proxy/wayhouse/internal/metrics"
+	"github.com/wayhouse-proxy/wayhouse/internal/strictjson"
+	"github.com/wayhouse-proxy/wayhouse/internal/suggest"
 	"github.com/wayhouse-proxy/wayhouse/modules/listener"
 	"github.com/wayhouse-proxy/wayhouse/modules/pool"
 )
@@ -62,6 +64,12 @@ func (*App) CaddyModule() caddy.ModuleInfo {
 		ID:  "wayhouse",
 		New: func() caddy.Module { return new(App) },
 	}
+}
+
+// UnmarshalJSON decodes the app with errors that name the path.
+func (a *App) UnmarshalJSON(b []byte) error {
+	type plain App
+	return strictjson.Unmarshal(b, (*plain)(a))
 }
 
 // appKey finds the app in the context of the modules it loads.
@@ -145,11 +153,8 @@ func (a *App) Pool(name string) (*pool.Pool, error) {
 	if p := a.pools[name]; p != nil && a.Pools[name] != nil {
 		return p, nil
 	}
-	known := "there are none"
-	if len(a.Pools) > 0 {
-		known = "there are " + strings.Join(slices.Sorted(maps.Keys(a.Pools)), ", ")
-	}
-	return nil, fmt.Errorf("pool: no pool is named %q in apps.wayhouse.pools; %s", name, known)
+	known := slices.Collect(maps.Keys(a.Pools))
+	return nil, fmt.Errorf("pool: no pool is named %q in apps.wayhouse.pools; %s", name, suggest.Hint(name, known))
 }
 
 // InlinePool makes a pool of a config that a handler carries. It is named
