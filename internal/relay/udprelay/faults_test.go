@@ -82,6 +82,8 @@ func TestPortClosedAfterAnswers(t *testing.T) {
 	}
 }
 
+// TestStuckBackend: a backend that never reads loses its own datagrams and
+// disturbs no other session.
 func TestStuckBackend(t *testing.T) {
 	e := startEngine(t, 1)
 	stuck, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
@@ -148,6 +150,8 @@ func TestRefusedIsCountedAndSilent(t *testing.T) {
 
 func ep0(o *Opening) *Endpoint { return o.sock.ep }
 
+// TestFlood: one source that sends what it can, none of which makes a session,
+// and a backend that answers without end leave the others their turns.
 func TestFlood(t *testing.T) {
 	e := startEngine(t, 1)
 	good := newPath(e, echoBackend(t, "127.0.0.1:0"), nil)
@@ -217,6 +221,8 @@ func TestFlood(t *testing.T) {
 	}
 }
 
+// TestOneTurnAtATime: however many events a full socket has, it waits for its
+// next turn once.
 func TestOneTurnAtATime(t *testing.T) {
 	e := startEngine(t, 1)
 	p := newPath(e, netip.AddrPort{}, nil)

@@ -12,8 +12,6 @@ import (
 	"github.com/wayhouse-proxy/wayhouse/internal/sock"
 )
 
-// TestBursts sends and gets back runs that segmentation can and cannot carry,
-// in order.
 // TestOneDirectionKeepsAlive: the client speaks once and the backend goes on
 // for longer than the idle timeout, then it is the other way round.
 func TestOneDirectionKeepsAlive(t *testing.T) {
@@ -69,8 +67,6 @@ func TestLifetime(t *testing.T) {
 	})
 }
 
-// TestStuckBackend: a backend that never reads loses its own datagrams and
-// disturbs no other session.
 // TestChurn makes and ends 2,000 sessions in slots that are used again and
 // again, while answers to the ended ones still come in.
 func TestChurn(t *testing.T) {
@@ -337,7 +333,6 @@ func TestListenAfterClose(t *testing.T) {
 	}
 }
 
-// recvFrom polls a raw socket without allocating.
 // TestListenMeetsClose: whichever comes first, nothing is left open.
 func TestListenMeetsClose(t *testing.T) {
 	for range 20 {
@@ -355,8 +350,3 @@ func TestListenMeetsClose(t *testing.T) {
 		<-done
 	}
 }
-
-// TestFlood: one source that sends what it can, none of which makes a session,
-// and a backend that answers without end leave the others their turns.
-// TestOneTurnAtATime: however many events a full socket has, it waits for its
-// next turn once.
