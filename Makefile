@@ -17,8 +17,8 @@ what they get. In another terminal:
 
   nc 127.0.0.1 7777                                  # type something
   nc -u 127.0.0.1 7777
-  curl localhost:2019/pools?format=text              # backends and their health
-  curl localhost:2019/sessions?format=text           # who is connected
+  curl 'localhost:2019/pools?format=text'            # backends and their health
+  curl 'localhost:2019/sessions?format=text'         # who is connected
   curl -X DELETE localhost:2019/sessions/ID          # and no longer
   curl -s localhost:2019/metrics | grep ^wayhouse_
   bin/wayhouse reload --config Caddyfile.example --adapter caddyfile

@@ -62,13 +62,13 @@ type Config struct {
 	// Default: refuse.
 	OnAllDown AllDown `json:"on_all_down,omitempty"`
 
-	// What happens to the flows of a backend that goes down: hold leaves them
-	// and ends them when it is still down after hold; close ends them at once;
-	// rehome moves UDP sessions to another backend at once and ends TCP
-	// connections. Default: hold.
+	// What happens to the UDP sessions of a backend that goes down: hold leaves
+	// them and ends them when it is still down after hold; close ends them at
+	// once; rehome moves them to another backend at once. A TCP connection ends
+	// by itself. Default: hold.
 	OnBackendDown DownMode `json:"on_backend_down,omitempty"`
 
-	// How long the flows of a backend that is down are left. Refused with another
+	// How long the UDP sessions of a backend that is down are left. Refused with another
 	// on_backend_down than hold; zero is refused, for that is close. Default: 30s.
 	Hold *caddy.Duration `json:"hold,omitempty"`
 
