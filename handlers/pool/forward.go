@@ -116,7 +116,8 @@ func (w *owner) Closed(_ *relay.Path, s *relay.Info, why relay.Reason) {
 
 // Rehome implements listener.Rehomer: it opens the session of a backend that
 // is down anew, at another backend of the pool as the running config has it.
-func (w *owner) Rehome(o *udprelay.Opening, from *relay.Path) udprelay.Decision {
+func (w *owner) Rehome(o *udprelay.Opening) udprelay.Decision {
+	from := o.From
 	p := pool.Running(w.pool)
 	if p == nil {
 		o.Reason = relay.NoBackend

@@ -163,4 +163,5 @@ var (
 	_ caddy.Provisioner  = (*Handler)(nil)
 	_ layer4.NextHandler = (*Handler)(nil)
 	_ listener.Forwarder = (*Handler)(nil)
+	_ listener.Rehomer   = (*owner)(nil)
 )

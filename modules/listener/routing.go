@@ -316,8 +316,10 @@ func (v *view) serveUDP(uc *udprelay.Conn, client, local netip.AddrPort, worker 
 			return
 		}
 		if !attached {
+			if !c.Attach() {
+				return
+			}
 			attached = true
-			c.Attach()
 			// Handlers read datagram by datagram from c, not from the bytes that
 			// the matchers saw in one piece.
 			io.CopyN(io.Discard, w.cx, int64(len(w.cx.MatchingBytes())))

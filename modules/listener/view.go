@@ -150,6 +150,9 @@ func (ep *endpoint) Open(o *udprelay.Opening) udprelay.Decision {
 	if len(v.routes) == 0 {
 		return v.divert(ep, o)
 	}
+	if o.From != nil {
+		return v.rehome(o)
+	}
 	if limit := v.limits.admit(v.stats, true); limit != "" {
 		v.stats.Blocked(limit)
 		o.Reason = relay.Filtered
@@ -170,6 +173,29 @@ func (ep *endpoint) Open(o *udprelay.Opening) udprelay.Decision {
 	}
 	go v.serveUDP(c, o.Client, o.Local, o.Worker)
 	return udprelay.Hold
+}
+
+// Rehomer is the owner of paths whose sessions may move to another backend
+// when theirs is gone.
+type Rehomer interface {
+	// Rehome sets the opening's new path and socket, as Forwarder.ForwardUDP
+	// does; From is the path that the session leaves.
+	Rehome(o *udprelay.Opening) udprelay.Decision
+}
+
+// rehome moves a session within its pool. Routes are for first datagrams, and
+// limits for new sessions: neither is asked.
+func (v *view) rehome(o *udprelay.Opening) udprelay.Decision {
+	r, ok := o.From.Owner.(Rehomer)
+	if !ok {
+		o.Reason = relay.NoBackend
+		return udprelay.Refuse
+	}
+	d := r.Rehome(o)
+	if d == udprelay.Forward {
+		v.stats.Open(true, 0) // the old one is about to be counted out
+	}
+	return d
 }
 
 func (v *view) counters(worker int) *relay.Counters { return &v.cs[worker] }

@@ -51,11 +51,11 @@ type Opening struct {
 	Client, Local netip.AddrPort // IPv4-mapped addresses are IPv4 here; no zones
 	Data          []byte         // the first datagram; valid until Open returns
 
-	// Rehome is set for a client that has a session whose backend is gone
-	// (Engine.Rehome). The old session ends, and its owner is told, only when
+	// From is the path of the client's session when its backend is gone
+	// (Engine.Rehome), nil for a client without one. The old session ends, and its owner is told, only when
 	// Open has answered Forward or calls Hold; with any other decision it stays
 	// as it is and the client's next datagram asks again.
-	Rehome bool
+	From *relay.Path
 
 	Counters *relay.Counters // set by Open: who counts what is dropped; nil: nobody
 	Reason   relay.Drop      // set by Open for Refuse

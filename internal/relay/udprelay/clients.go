@@ -102,13 +102,15 @@ func (w *worker) open(so *socket, k *key, hash uint64, old uint32, data []byte) 
 		Client: addrPort(k.client, k.port),
 		Local:  addrPort(k.local, swap(so.ep.addr.Port())),
 		Data:   data,
-		Rehome: old != 0,
 		FD:     -1,
 		w:      w, sock: so, key: *k, hash: hash, old: old,
 	}
+	if old != 0 {
+		o.From = w.paths[w.slab.at(old).path].path
+	}
 	decision := so.ep.acceptor.Open(o)
 	conn := o.conn
-	o.conn, o.Data = nil, nil
+	o.conn, o.Data, o.From = nil, nil, nil
 	fd := o.FD
 	if decision != Forward {
 		o.FD = -1 // not ours; see contain

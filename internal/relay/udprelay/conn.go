@@ -184,17 +184,19 @@ func (c *Conn) ask(f func(w *worker)) {
 // Attach turns the pending session into one that a handler serves for long:
 // it no longer counts among the pending ones, more of its datagrams are
 // queued, and the path's limits apply. When one of them ends it, Read returns
-// io.EOF.
-func (c *Conn) Attach() {
+// io.EOF. It reports whether the session is attached: one that has ended before
+// is not, and no owner hears of its end.
+func (c *Conn) Attach() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.state != open || c.attached {
-		return
+		return c.attached
 	}
 	c.settleLocked()
 	c.attached = true
 	c.lastWrite.Store(c.w.clock())
 	c.ask(func(w *worker) { w.start(c.slot) })
+	return true
 }
 
 // Forward hands the session to its worker, which owns fd, a connected and

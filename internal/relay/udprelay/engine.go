@@ -191,7 +191,7 @@ func (e *Engine) ClosePaths(match func(*relay.Path) bool, why relay.Reason) {
 
 // Rehome gives the sessions whose path match selects a new backend with their
 // client's next datagram: Acceptor.Open is asked again then, see
-// Opening.Rehome. Held sessions, which have no backend here, stay as they
+// Opening.From. Held sessions, which have no backend here, stay as they
 // are. It returns without waiting; the workers call match, concurrently.
 func (e *Engine) Rehome(match func(*relay.Path) bool) {
 	e.walk(func(w *worker, slot uint32) bool {

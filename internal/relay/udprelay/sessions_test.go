@@ -197,7 +197,7 @@ func TestRehome(t *testing.T) {
 	current.Store(old)
 	conns := make(chan *Conn, 1)
 	ep := listen(t, e, "127.0.0.1:0", acceptFunc(func(o *Opening) Decision {
-		if o.Rehome {
+		if o.From != nil {
 			rehomed.Add(1)
 		}
 		p := current.Load()
