@@ -149,3 +149,22 @@ func FuzzParseSize(f *testing.F) {
 		}
 	})
 }
+
+// Whatever stands in a block, reading it ends and says where it is wrong.
+func FuzzBlock(f *testing.F) {
+	for _, s := range []string{"name a", "list a b\n list c", "inner {\n depth 2\n}", "@a {\n x {\n y\n}\n}", "pair a b {\n}", "}", "{", "name {", "wait \"1s\n\""} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, body string) {
+		tokens, err := caddyfile.Tokenize([]byte("x {\n"+body+"\n}"), "Testfile")
+		if err != nil || len(tokens) == 0 {
+			return
+		}
+		d := caddyfile.NewDispenser(tokens)
+		d.Next()
+		var c config
+		if err := Block(d, c.options()); err != nil && !strings.Contains(err.Error(), "at Testfile:") {
+			t.Errorf("%q: %v, without a place", body, err)
+		}
+	})
+}

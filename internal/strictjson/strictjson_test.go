@@ -73,3 +73,19 @@ func TestUnmarshalSets(t *testing.T) {
 		t.Errorf("got %+v", c)
 	}
 }
+
+// Check is at least as strict as encoding/json.
+func FuzzCheck(f *testing.F) {
+	for _, s := range []string{`{"on": true, "idle": "3s"}`, `{"many": {"m": {"by": {"x": 1}}}}`, `{"list": [null, {"names": ["a"]}]}`, `{"inner": {"guest": [1]}}`, `[`} {
+		f.Add(s)
+	}
+	type plain config
+	f.Fuzz(func(t *testing.T, s string) {
+		if Check([]byte(s), new(plain)) != nil {
+			return
+		}
+		if err := caddy.StrictUnmarshalJSON([]byte(s), new(plain)); err != nil {
+			t.Errorf("%s: %v", s, err)
+		}
+	})
+}
