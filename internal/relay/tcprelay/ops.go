@@ -1,6 +1,15 @@
 package tcprelay
 
-import "golang.org/x/sys/unix"
+import (
+	"encoding/binary"
+
+	"golang.org/x/sys/unix"
+)
+
+// wake is what is written to a worker's eventfd. Nobody reads that: it is
+// watched for edges, and every write is one until the sum of all overflows,
+// which for ones is never.
+var wake = binary.NativeEndian.AppendUint64(nil, 1)
 
 // op is a command to a worker: a flow to take, or something to do.
 type op struct {
@@ -18,8 +27,7 @@ func (w *worker) post(o op) bool {
 	}
 	w.ops = append(w.ops, o)
 	if len(w.ops) == 1 {
-		one := [8]byte{0: 1, 7: 1} // not zero in either byte order
-		unix.Write(int(w.wakefd), one[:])
+		unix.Write(int(w.wakefd), wake)
 	}
 	return true
 }
