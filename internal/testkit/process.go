@@ -30,7 +30,6 @@ type Options struct {
 	Package string   // what to build; "": ./cmd/wayhouse
 	Netns   *Netns   // where to run
 	Wrap    []string // command that runs it
-	Args    []string // instead of: run --config FILE
 	Env     []string
 	Broken  bool // panics in its log are meant
 }
@@ -173,16 +172,16 @@ func (p *Process) Document(config M) []byte {
 	return b
 }
 
-// Begin starts a prepared process.
-func (p *Process) Begin() {
+// Begin starts a prepared process, with these arguments instead of those that
+// run it with its config.
+func (p *Process) Begin(args ...string) {
 	p.t.Helper()
 	argv := append([]string{}, p.o.Wrap...)
 	argv = append(argv, Binary(p.t, p.o.Package))
-	if p.o.Args != nil {
-		argv = append(argv, p.o.Args...)
-	} else {
-		argv = append(argv, "run", "--config", p.Config)
+	if len(args) == 0 {
+		args = []string{"run", "--config", p.Config}
 	}
+	argv = append(argv, args...)
 	if p.o.Netns != nil {
 		argv = append([]string{"ip", "netns", "exec", p.o.Netns.Name}, argv...)
 	}
