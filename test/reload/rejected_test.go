@@ -123,11 +123,7 @@ func TestRejected(t *testing.T) {
 	p := kit.Start(t, good(0), kit.Options{})
 	load := kit.StartLoad(t, kit.LoadOptions{TCP: kit.Local(port), UDP: kit.Local(port), Conns: 20, Flows: 20, Rate: 400, Body: 10})
 	sockets := listening(t, p, port)
-	var reject []mistake
-	for _, m := range mistakes(other) {
-		reject = append(reject, m)
-	}
-	reject = append(reject,
+	reject := append(mistakes(other),
 		mistake{"another app fails to start", "address already in use", func(a kit.M) { a["web"] = true }},
 		mistake{name: "no JSON at all"})
 	taken, err := net.Listen("tcp", kit.Local(web))
