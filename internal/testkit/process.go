@@ -444,3 +444,15 @@ func (p *Process) Metric(name string, labels ...string) float64 {
 	p.t.Helper()
 	return p.Metrics().Sum(name, labels...)
 }
+
+// Traced reports whether a debugger has every thread of the process.
+func (p *Process) Traced() bool {
+	tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", p.PID()))
+	for _, task := range tasks {
+		b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%s/status", p.PID(), task.Name()))
+		if strings.Contains(string(b), "TracerPid:\t0\n") {
+			return false
+		}
+	}
+	return err == nil && len(tasks) > 0
+}
