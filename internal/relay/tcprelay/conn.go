@@ -26,7 +26,7 @@ const (
 )
 
 // flags of a connection. Those that exist once a side are shifted by it.
-type flags uint16
+type flags uint32
 
 const (
 	readable flags = 1 << iota // a read may find something
@@ -38,6 +38,8 @@ const (
 	dead // the peer sent its FIN and does not take bytes any more: what is meant for it is dropped
 	_
 	reset // the peer has reset; err has been taken from the socket
+	_
+	nagle // TCP_NODELAY is wanted and not set yet; see delayed
 	_
 	stalled  // bytes are held or memory was short: due is when to try again without an event
 	answered // the owner has heard of the backend's first byte
@@ -71,6 +73,7 @@ type conn struct {
 	clientAddr, localAddr        [16]byte
 	clientPort, localPort, fault uint16
 	header                       uint16 // bytes of Target.Header still to go out, which are not counted
+	keepAlive                    uint16 // seconds, until it is set; see probed
 
 	state  state
 	try    uint8 // of the connect, so that events of an earlier one are known

@@ -162,21 +162,7 @@ func (w *worker) abandon(slot uint32, c *conn, why relay.Reason) {
 func (w *worker) connected(slot uint32, c *conn) {
 	p := w.pends.at(c.pend)
 	t := &p.target
-	for side, fd := range c.fd {
-		if on := t.NoDelay; on != (side == client && c.has(noDelay)) {
-			v := int32(0)
-			if on {
-				v = 1
-			}
-			setInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, v)
-		}
-		if t.KeepAlive > 0 {
-			s := int32(max(t.KeepAlive/time.Second, 1))
-			setInt(fd, unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, s)
-			setInt(fd, unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, s)
-			setInt(fd, unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1)
-		}
-	}
+	w.tune(c, t, len(t.Header)+len(p.prefix) > 0)
 	c.header = uint16(len(t.Header))
 	first := p.prefix
 	if len(t.Header) > 0 && len(first) > 0 {
@@ -195,4 +181,49 @@ func (w *worker) connected(slot uint32, c *conn) {
 	c.flags |= on(writable, client) | on(writable, backend)
 	w.schedule(slot, c)
 	w.enqueue(slot, c)
+}
+
+// Most connections that are opened just to be closed have one small write a
+// side, so what only later writes and long silence need is set when it comes
+// to that: TCP_NODELAY before the second write, for the first is never held
+// back, and keepalive when a connection is as old as keepAliveAfter.
+const keepAliveAfter = int64(8 * time.Second)
+
+// tune sets the options of both sockets, or leaves them for later. ahead says
+// that bytes of ours go out first.
+func (w *worker) tune(c *conn, t *Target, ahead bool) {
+	for side, fd := range c.fd {
+		has := side == client && c.has(noDelay)
+		switch {
+		case t.NoDelay == has:
+		case t.NoDelay && !ahead:
+			c.flags |= on(nagle, side)
+		case t.NoDelay:
+			setInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
+		default:
+			setInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 0)
+		}
+	}
+	if t.KeepAlive > 0 {
+		c.keepAlive = uint16(min(max(t.KeepAlive/time.Second, 1), 1<<15))
+		if int64(t.KeepAlive) <= 2*keepAliveAfter {
+			c.probed()
+		}
+	}
+}
+
+// probed has the kernel ask whether the two ends still live.
+func (c *conn) probed() {
+	for _, fd := range c.fd {
+		setInt(fd, unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, int32(c.keepAlive))
+		setInt(fd, unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, int32(c.keepAlive))
+		setInt(fd, unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1)
+	}
+	c.keepAlive = 0
+}
+
+// delayed sets TCP_NODELAY on a side that has been written to once.
+func (c *conn) delayed(side int) {
+	c.flags &^= on(nagle, side)
+	setInt(c.fd[side], unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
 }

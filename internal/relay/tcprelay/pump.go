@@ -279,6 +279,9 @@ func (w *worker) copy(c *conn, from int) (n int, errno unix.Errno) {
 	if c.has(on(dead, to)) {
 		return n, 0
 	}
+	if c.has(on(nagle, to)) && c.bytes[from] > 0 {
+		c.delayed(to)
+	}
 	m, errno := write(c.fd[to], w.buf[:n])
 	if errno != 0 {
 		if m = 0; !passing(errno) {
@@ -318,6 +321,9 @@ func (w *worker) fill(c *conn, from int) (n int, errno unix.Errno) {
 // when it is empty.
 func (w *worker) deliver(c *conn, from int) {
 	to := 1 - from
+	if c.has(on(nagle, to)) && c.bytes[from] > 0 {
+		c.delayed(to)
+	}
 	var n int
 	var errno unix.Errno
 	if c.pipe[from] != 0 {

@@ -45,6 +45,9 @@ func (w *worker) deadline(c *conn) int64 {
 	if c.has(stalled) {
 		deadline = min(deadline, c.due)
 	}
+	if c.keepAlive > 0 {
+		deadline = min(deadline, c.start+keepAliveAfter)
+	}
 	return deadline
 }
 
@@ -68,6 +71,9 @@ func (w *worker) expire(slot uint32, c *conn) {
 			w.finish(slot, c, relay.Limit)
 		case p.Idle > 0 && c.last+int64(p.Idle) <= w.now:
 			w.finish(slot, c, relay.IdleTimeout)
+		case c.keepAlive > 0 && c.start+keepAliveAfter <= w.now:
+			c.probed()
+			w.schedule(slot, c)
 		default:
 			w.unstall(slot, c)
 		}

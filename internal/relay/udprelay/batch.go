@@ -71,6 +71,11 @@ func (r *receiver) recv(fd, from, n int) (int, unix.Errno) {
 	return recvmmsg(fd, &r.hdrs[from], n)
 }
 
+// burst reports whether the last two of n datagrams are of one client. More of
+// them are likely to come while these are looked at, and go out by the same
+// call if they are taken in first.
+func (r *receiver) burst(n int) bool { return n > 1 && r.names[n-1] == r.names[n-2] }
+
 // data is what buffer i holds: the bytes, the size of the datagrams they are
 // (0: one), and whether the kernel has cut it.
 func (r *receiver) data(i int) (p []byte, seg int, cut bool) {

@@ -28,11 +28,17 @@ func (w *worker) receive(so *socket, ev unix.EpollEvent) {
 	if errno == unix.EAGAIN {
 		return
 	}
-	if errno != 0 || n == batch {
+	for errno == 0 && n < batch && w.rx.burst(n) {
+		var more int
+		if more, errno = w.rx.recv(so.fd, n, batch-n); more > 0 {
+			n += more
+		}
+	}
+	if errno != 0 && errno != unix.EAGAIN || n == batch {
 		so.queued = true
 		w.again = append(w.again, ev)
 	}
-	if errno == 0 {
+	if n > 0 {
 		w.in = inbox{so: so, n: n}
 		w.deliver()
 	}
