@@ -19,6 +19,7 @@ import (
 //		peek_timeout   <duration>
 //		peek_max_bytes <number>
 //		on_undecided   refuse|next
+//		route_hint
 //		@<name> <matcher> [<arguments...>]
 //		@<name> {
 //			<matcher> [<arguments...>]
@@ -36,6 +37,7 @@ func (l *Listener) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		"peek_timeout":   caddyopt.Ptr(&l.Peek.Timeout, caddyopt.Duration),
 		"peek_max_bytes": caddyopt.Ptr(&l.Peek.MaxBytes, caddyopt.Int),
 		"on_undecided":   caddyopt.Enum(&l.Peek.OnUndecided, onUndecidedRefuse, onUndecidedNext),
+		"route_hint":     caddyopt.Word(&l.RouteHint),
 		"@":              caddyopt.Func(segments.matcher),
 		"route":          caddyopt.Many(caddyopt.Func(segments.route)),
 	})

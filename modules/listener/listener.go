@@ -8,6 +8,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -42,6 +44,10 @@ type Listener struct {
 	// network wayhouse/NAME.
 	Routes []*Route `json:"routes,omitempty"`
 
+	// Ask for a route hint before the routes: a client for whom one was pushed
+	// by POST /route-hint goes to the pool it names. Default: false.
+	RouteHint bool `json:"route_hint,omitempty"`
+
 	name   string
 	path   string // config path, for errors
 	binds  []Bind
@@ -49,6 +55,7 @@ type Listener struct {
 	stats  *flow.Listener
 	limits *Limits
 	peek   budget
+	hint   Decider // of RouteHint
 	view   *view
 
 	declared bool        // by Declare
@@ -84,6 +91,10 @@ type Route struct {
 	sets     [][]layer4.MatcherSet // each inner set has one matcher
 	handlers []layer4.NextHandler
 	native   Forwarder // the only handler, where it can take flows from the engines
+	decider  Decider   // the only handler, where it names a Forwarder for each flow
+
+	byAddr   bool            // every matcher is an AddrMatcher
+	addrSets [][]AddrMatcher // the sets, when byAddr
 }
 
 // Limits bound the whole process. Zero is no bound.
@@ -201,9 +212,19 @@ func (l *Listener) Provision(ctx caddy.Context, name string, binds Binds, limits
 			return fmt.Errorf("%s.routes[%d]: %w", l.path, i, err)
 		}
 	}
+	if l.RouteHint {
+		mod, err := ctx.LoadModuleByID(hintHandler, nil)
+		if err != nil {
+			return fmt.Errorf("%s.route_hint: %w", l.path, err)
+		}
+		l.hint = mod.(Decider)
+	}
 	l.view = newView(l, grace)
 	return nil
 }
+
+// hintHandler is the module that RouteHint asks.
+const hintHandler = "layer4.handlers.route_hint"
 
 // Validate checks what Provision has left.
 func (l *Listener) Validate() error {
@@ -216,6 +237,9 @@ func (l *Listener) Validate() error {
 		return fmt.Errorf("%s.peek.on_undecided: %q is neither %s nor %s", l.path, l.peek.OnUndecided, onUndecidedRefuse, onUndecidedNext)
 	}
 	if len(l.Routes) == 0 {
+		if l.RouteHint {
+			return fmt.Errorf("%s.route_hint: the listener has no routes for clients without a hint", l.path)
+		}
 		network := l.binds[0].Network
 		for _, b := range l.binds {
 			if b.Network != network {
@@ -247,6 +271,7 @@ func (r *Route) provision(ctx caddy.Context) error {
 		}
 		r.sets = append(r.sets, single)
 	}
+	r.addrSets, r.byAddr = addrSets(sets)
 	mods, err = ctx.LoadModule(r, "HandlersRaw")
 	if err != nil {
 		return fmt.Errorf("handle: %w", err)
@@ -261,10 +286,38 @@ func (r *Route) provision(ctx caddy.Context) error {
 	if len(r.handlers) == 0 {
 		return errors.New("handle: nothing to do: name a handler, as in {\"handler\": \"pool\", \"pool\": \"NAME\"}")
 	}
-	if f, ok := r.handlers[0].(Forwarder); ok && len(r.handlers) == 1 {
-		r.native = f
+	if len(r.handlers) == 1 {
+		r.native, _ = r.handlers[0].(Forwarder)
+		r.decider, _ = r.handlers[0].(Decider)
 	}
 	return nil
+}
+
+// addrSets are the sets as AddrMatchers, if that is what all of them are.
+func addrSets(sets layer4.MatcherSets) ([][]AddrMatcher, bool) {
+	all := make([][]AddrMatcher, 0, len(sets))
+	for _, set := range sets {
+		as := make([]AddrMatcher, 0, len(set))
+		for _, m := range set {
+			a, ok := m.(AddrMatcher)
+			if !ok {
+				return nil, false
+			}
+			as = append(as, a)
+		}
+		all = append(all, as)
+	}
+	return all, true
+}
+
+// matchAddr is match for a route that is decided by addresses.
+func (r *Route) matchAddr(client, local netip.AddrPort) bool {
+	for _, set := range r.addrSets {
+		if !slices.ContainsFunc(set, func(m AddrMatcher) bool { return !m.MatchAddr(client, local) }) {
+			return true
+		}
+	}
+	return len(r.addrSets) == 0
 }
 
 // Handlers are the handlers of the listener's routes, for those who look for
@@ -365,6 +418,35 @@ type Forwarder interface {
 	// TCPDialer is the dialer for all connections of a place. It is called once
 	// for each.
 	TCPDialer(at *Place) tcprelay.Dialer
+}
+
+// AddrMatcher is a matcher that needs no bytes. Routes of such matchers alone
+// are decided on the worker that accepted the flow.
+type AddrMatcher interface {
+	layer4.ConnMatcher
+
+	// MatchAddr reports whether a flow between the two addresses matches. It is
+	// called from the engines' workers, many at a time, and must not block.
+	// IPv4-mapped addresses are IPv4.
+	MatchAddr(client, local netip.AddrPort) bool
+}
+
+// Decider is a handler that names a Forwarder for each flow, such as one that
+// asks somebody. As the only handler of a route its flows stay where they are
+// meanwhile: the bytes of a connection in its socket, the datagrams of a
+// session within the limits of pending ones.
+type Decider interface {
+	layer4.NextHandler
+
+	// Decide is called in the flow's goroutine, many at a time, and may block for
+	// as long as the flow may wait. cx has the first bytes seen so far; they must
+	// not be read. Without a Forwarder the flow goes on to the next route; with
+	// an error it ends, counted as no_route.
+	Decide(cx *layer4.Connection, c Conn) (Forwarder, error)
+
+	// FirstBytes is how many bytes a TCP connection should have sent before
+	// Decide is called. The wait ends with the peek budget.
+	FirstBytes() int
 }
 
 // Place is where in the config a flow is handled.

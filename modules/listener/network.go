@@ -175,6 +175,7 @@ func (s *outletSet) release(o *outlet) {
 // or closes it when there is none or it does not keep up.
 func (v *view) offer(c *TCPConn) {
 	if o := outlets.pick(v.name, c.local.Port()); o != nil {
+		c.place.Store(v.offeredPlace())
 		select {
 		case o.conns <- c:
 			v.stats.Accepted.Inc()
@@ -183,6 +184,19 @@ func (v *view) offer(c *TCPConn) {
 		}
 	}
 	c.reject()
+}
+
+// offered has the places of listeners without routes, by their counters: the
+// handlers of the servers that take their connections find what they keep of a
+// place by its address, over reloads too.
+var offered sync.Map // *relay.Counters → *Place
+
+func (v *view) offeredPlace() *Place {
+	if p, ok := offered.Load(&v.cs[0]); ok {
+		return p.(*Place)
+	}
+	p, _ := offered.LoadOrStore(&v.cs[0], &Place{Listener: v.name, Route: -1, Stats: v.stats, Counters: v.cs})
+	return p.(*Place)
 }
 
 // tap is one server's hold on an outlet.

@@ -88,6 +88,13 @@ func (w *walk) wait() {
 	}
 }
 
+// await waits for n bytes, for as long as the budget lasts.
+func (w *walk) await(n int) {
+	for len(w.buf) < n && !w.spent {
+		w.wait()
+	}
+}
+
 // rewrap shows the matchers w.buf, keeping what earlier handlers and matchers
 // have left in the variables and the replacer.
 func (w *walk) rewrap() {
@@ -209,6 +216,9 @@ func (v *view) serveTCP(fd int, client, local netip.AddrPort) {
 	defer v.contain(client)
 	w := &walk{v: v, conn: c, src: &tcpSource{c: c}, deadline: c.opened.Add(v.peek.Timeout)}
 	w.rewrap()
+	if v.decideTCP(v.hint, w, c, v.hinted) {
+		return
+	}
 	for i := 0; ; i++ {
 		var got verdict
 		if i, got, err = w.find(i); got != yes {
@@ -218,11 +228,17 @@ func (v *view) serveTCP(fd int, client, local netip.AddrPort) {
 			}
 			return
 		}
+		r := v.routes[i]
+		if r.decider != nil && w.conn == net.Conn(c) {
+			if v.decideTCP(r.decider, w, c, v.places[i]) {
+				return
+			}
+			continue
+		}
 		if c.place.Load() == nil {
 			v.stats.Accepted.Inc()
 		}
 		c.place.Store(v.places[i])
-		r := v.routes[i]
 		if r.native != nil && w.conn == net.Conn(c) {
 			c.ForwardTCP(nil, v.dialers[i])
 			return
@@ -241,6 +257,55 @@ func (v *view) serveTCP(fd int, client, local netip.AddrPort) {
 			return
 		}
 		w.continueOn(through)
+	}
+}
+
+// decideTCP asks a decider, if there is one, and reports whether that was the
+// end of the walk.
+func (v *view) decideTCP(d Decider, w *walk, c *TCPConn, at *Place) bool {
+	if d == nil {
+		return false
+	}
+	w.await(d.FirstBytes())
+	f, err := d.Decide(w.cx, c)
+	switch {
+	case err != nil:
+		v.logger.Debug("no decision on a connection", zap.Stringer("remote", c.client), zap.Error(err))
+		c.reject()
+	case f == nil:
+		return false
+	default:
+		v.stats.Accepted.Inc()
+		c.place.Store(at)
+		c.ForwardTCP(nil, f.TCPDialer(at))
+	}
+	return true
+}
+
+// decideUDP is decideTCP for a session.
+func (v *view) decideUDP(d Decider, w *walk, c *UDPConn, at *Place) bool {
+	if d == nil {
+		return false
+	}
+	f, err := d.Decide(w.cx, c)
+	switch {
+	case err != nil:
+		v.logger.Debug("no decision on a session", zap.Stringer("remote", c.client), zap.Error(err))
+	case f == nil:
+		return false
+	default:
+		c.place = at
+		v.native(c, f)
+	}
+	return true
+}
+
+// native hands a session to a handler that takes it from the engines, or counts
+// it out.
+func (v *view) native(c *UDPConn, f Forwarder) {
+	if !c.Native(f) {
+		v.stats.Abandoned(true)
+		c.forwarded = true // and has been rejected
 	}
 }
 
@@ -299,6 +364,9 @@ func (v *view) serveUDP(uc *udprelay.Conn, client, local netip.AddrPort, worker 
 	w := &walk{v: v, conn: c, src: &udpSource{c: uc}, deadline: time.Now().Add(v.peek.Timeout)}
 	w.buf, _ = w.src.more(time.Time{}, v.peek.MaxBytes)
 	w.rewrap()
+	if v.decideUDP(v.hint, w, c, v.hinted) {
+		return
+	}
 	for i := 0; ; i++ {
 		var got verdict
 		var err error
@@ -306,13 +374,16 @@ func (v *view) serveUDP(uc *udprelay.Conn, client, local netip.AddrPort, worker 
 			v.unmatched(client, err)
 			return
 		}
-		c.place = v.places[i]
 		r := v.routes[i]
-		if r.native != nil && w.conn == net.Conn(c) {
-			if !c.Native(r.native) {
-				v.stats.Abandoned(true)
-				c.forwarded = true // and has been rejected
+		if r.decider != nil && w.conn == net.Conn(c) {
+			if v.decideUDP(r.decider, w, c, v.places[i]) {
+				return
 			}
+			continue
+		}
+		c.place = v.places[i]
+		if r.native != nil && w.conn == net.Conn(c) {
+			v.native(c, r.native)
 			return
 		}
 		if !attached {

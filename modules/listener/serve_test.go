@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/netip"
 	"strings"
 	"syscall"
 	"testing"
@@ -88,6 +89,7 @@ func expectClosed(t *testing.T, c net.Conn) {
 func init() {
 	caddy.RegisterModule(says{})
 	caddy.RegisterModule(panics{})
+	caddy.RegisterModule(from{})
 }
 
 // says answers with its text and the first bytes it gets, and closes.
@@ -298,4 +300,53 @@ func TestNetworkUnknownName(t *testing.T) {
 	if err == nil {
 		caddy.Stop()
 	}
+}
+
+// TestRouteByAddress holds that routes which need no bytes are decided without
+// any, in order, and that one with a matcher that needs them still waits.
+func TestRouteByAddress(t *testing.T) {
+	echo := func() string {
+		ln, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { ln.Close() })
+		go func() {
+			for {
+				c, err := ln.Accept()
+				if err != nil {
+					return
+				}
+				go func() { io.WriteString(c, "hello first"); io.Copy(c, c); c.Close() }()
+			}
+		}()
+		return ln.Addr().String()
+	}()
+	pool := fmt.Sprintf(`"handle": [{"handler": "pool", "targets": ["%s"], "health": {"check": "none"}}]`, echo)
+	load(t, `{"listeners": {
+		"here": `+listener("tcp/127.0.0.1:0", `"peek": {"timeout": "1h"},`, `"routes": [{"match": [{"test_from": {"ip": "192.0.2.1"}}], "handle": [{"handler": "test_says", "text": "wrong"}]}, {"match": [{"test_from": {"ip": "127.0.0.1"}}], `+pool+`}]`)+`,
+		"nowhere": `+listener("tcp/127.0.0.1:0", ``, `"routes": [{"match": [{"test_from": {"ip": "192.0.2.1"}}], `+pool+`}]`)+`,
+		"bytes": `+listener("tcp/127.0.0.1:0", `"peek": {"timeout": "1h"},`, `"routes": [{"match": [{"test_from": {"ip": "127.0.0.1"}, "regexp": {"pattern": "^ab$", "count": 2}}], "handle": [{"handler": "test_says", "text": "bytes:"}]}, {`+pool+`}]`)+`}}`)
+	expect(t, dial(t, "tcp", addr(t, "here")), "hello first")
+	expectClosed(t, dial(t, "tcp", addr(t, "nowhere")))
+	c := dial(t, "tcp", addr(t, "bytes"))
+	send(t, c, "a")
+	send(t, c, "b")
+	expect(t, c, "bytes:ab")
+}
+
+// from matches a client address, with or without a connection.
+type from struct {
+	IP netip.Addr `json:"ip"`
+}
+
+func (from) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{ID: "layer4.matchers.test_from", New: func() caddy.Module { return new(from) }}
+}
+
+func (f from) MatchAddr(client, _ netip.AddrPort) bool { return client.Addr() == f.IP }
+
+func (f from) Match(cx *layer4.Connection) (bool, error) {
+	a, err := netip.ParseAddrPort(cx.RemoteAddr().String())
+	return f.MatchAddr(a, a), err
 }
