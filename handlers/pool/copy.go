@@ -32,12 +32,21 @@ func (h *Handler) copyStream(cx *layer4.Connection, at *listener.Place, client, 
 		return err
 	}
 	defer b.Release()
-	defer up.Close()
 	s := h.pool.Settings()
-	h.show(cx, at, b)
-	w := watch(s.IdleTimeout, s.MaxLifetime, func() { up.Close(); cx.Close() })
-	defer w.stop()
+	show(cx, h.path(at, b))
+	return pumpStream(cx, up, at, watch(s.IdleTimeout, s.MaxLifetime, func() { up.Close(); cx.Close() }), b)
+}
 
+// evidence hears what a flow says of its backend.
+type evidence interface {
+	PassiveOK()
+	Passive(relay.Failure)
+}
+
+// pumpStream copies until both directions have ended, and closes up.
+func pumpStream(cx *layer4.Connection, up net.Conn, at *listener.Place, w *watcher, b evidence) error {
+	defer up.Close()
+	defer w.stop()
 	answered := make(chan bool, 1)
 	go func() {
 		n, err := w.copy(cx, up, &at.Counters[0].BytesS2C)
@@ -49,7 +58,7 @@ func (h *Handler) copyStream(cx *layer4.Connection, at *listener.Place, client, 
 		closeWrite(cx.Conn, err)
 		answered <- true
 	}()
-	_, err = w.copy(up, cx, &at.Counters[0].BytesC2S)
+	_, err := w.copy(up, cx, &at.Counters[0].BytesC2S)
 	closeWrite(up, err)
 	<-answered
 	return nil
@@ -98,9 +107,9 @@ func dialFailure(err error) relay.Failure {
 }
 
 // show tells operators where the bytes of a connection go.
-func (h *Handler) show(cx *layer4.Connection, at *listener.Place, b *pool.Backend) {
+func show(cx *layer4.Connection, p *relay.Path) {
 	if c := listener.ConnOf(cx); c != nil {
-		c.SetPath(h.path(at, b))
+		c.SetPath(p)
 	}
 }
 
@@ -117,14 +126,18 @@ func (h *Handler) copyDatagrams(cx *layer4.Connection, at *listener.Place, clien
 		b.Passive(relay.ConnectFailure(errnoOf(err)))
 		return err
 	}
+	return pumpDatagrams(cx, up, at, watch(s.IdleTimeout, s.MaxLifetime, func() { up.Close(); cx.Close() }), b)
+}
+
+// pumpDatagrams copies until the session ends, and closes up.
+func pumpDatagrams(cx *layer4.Connection, up net.Conn, at *listener.Place, w *watcher, b evidence) error {
 	defer up.Close()
-	w := watch(s.IdleTimeout, s.MaxLifetime, func() { up.Close(); cx.Close() })
 	defer w.stop()
 	go func() {
 		w.packets(cx, up, &at.Counters[0].BytesS2C, &at.Counters[0].PacketsS2C, b)
 		cx.Close()
 	}()
-	err = w.packets(up, cx, &at.Counters[0].BytesC2S, &at.Counters[0].PacketsC2S, nil)
+	err := w.packets(up, cx, &at.Counters[0].BytesC2S, &at.Counters[0].PacketsC2S, nil)
 	if errors.Is(err, io.EOF) || errors.Is(err, net.ErrClosed) {
 		return nil
 	}
@@ -204,7 +217,7 @@ func (w *watcher) copy(dst io.Writer, src io.Reader, count *atomic.Uint64) (tota
 // packets copies datagrams, of no bytes too, and tells from, where it is given,
 // what src says of it. A datagram the kernel refuses is lost; the session goes
 // on.
-func (w *watcher) packets(dst io.Writer, src io.Reader, bytes, packets *atomic.Uint64, from *pool.Backend) error {
+func (w *watcher) packets(dst io.Writer, src io.Reader, bytes, packets *atomic.Uint64, from evidence) error {
 	buf := buffers.Get().(*[]byte)
 	defer buffers.Put(buf)
 	answered := false

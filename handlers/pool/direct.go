@@ -1,0 +1,123 @@
+package pool
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"syscall"
+	"time"
+
+	"github.com/mholt/caddy-l4/layer4"
+
+	"github.com/wayhouse-proxy/wayhouse/internal/relay"
+	"github.com/wayhouse-proxy/wayhouse/internal/relay/tcprelay"
+	"github.com/wayhouse-proxy/wayhouse/internal/relay/udprelay"
+	"github.com/wayhouse-proxy/wayhouse/internal/sock"
+	"github.com/wayhouse-proxy/wayhouse/modules/flow"
+	"github.com/wayhouse-proxy/wayhouse/modules/listener"
+	"github.com/wayhouse-proxy/wayhouse/modules/pool"
+)
+
+// New is the handler for a pool, for handlers that find out by flow which pool
+// is wanted.
+func New(p *pool.Pool) *Handler {
+	h := &Handler{Pool: p.Name(), pool: p}
+	h.paths.Store(&map[pathKey]*relay.Path{})
+	return h
+}
+
+// Direct is the way to one address that belongs to no pool: nothing checks it,
+// limits it or tries another one.
+type Direct struct {
+	Name           string // stands for the pool, for operators
+	To             netip.AddrPort
+	ConnectTimeout time.Duration
+	IdleTimeout    time.Duration
+}
+
+// directKeepalive is what pools have unless they say otherwise.
+const directKeepalive = 30 * time.Second
+
+func (d *Direct) path(at *listener.Place) *relay.Path {
+	return &relay.Path{
+		Listener: at.Listener, Route: at.Route, Pool: d.Name, Backend: d.To,
+		Idle: d.IdleTimeout, Counters: at.Counters, Owner: directOwner{at.Stats},
+	}
+}
+
+// ForwardUDP implements listener.Forwarder.
+func (d *Direct) ForwardUDP(o *udprelay.Opening, at *listener.Place) udprelay.Decision {
+	fd, errno := sock.DialUDP(d.To, netip.Addr{})
+	if errno != 0 {
+		o.Reason = relay.UpstreamBind
+		return udprelay.Refuse
+	}
+	o.Path, o.FD = d.path(at), fd
+	return udprelay.Forward
+}
+
+// TCPDialer implements listener.Forwarder.
+func (d *Direct) TCPDialer(at *listener.Place) tcprelay.Dialer { return directDialer{d, at} }
+
+type directDialer struct {
+	d  *Direct
+	at *listener.Place
+}
+
+// Next implements tcprelay.Dialer: there is one try.
+func (d directDialer) Next(_, _ netip.AddrPort, attempt int, _ []*relay.Path) (tcprelay.Target, bool) {
+	if attempt > 0 {
+		return tcprelay.Target{}, false
+	}
+	return tcprelay.Target{Path: d.d.path(d.at), ConnectTimeout: d.d.ConnectTimeout, KeepAlive: directKeepalive, NoDelay: true}, true
+}
+
+// GaveUp implements tcprelay.Dialer.
+func (d directDialer) GaveUp(netip.AddrPort, relay.Reason) { d.at.Stats.Abandoned(false) }
+
+// directOwner counts flows out. There is no backend to blame.
+type directOwner struct{ stats *flow.Listener }
+
+func (directOwner) ConnectFailed(*relay.Path, relay.Failure, syscall.Errno) {}
+func (directOwner) Answered(*relay.Path)                                    {}
+func (directOwner) Failed(*relay.Path, relay.Failure, syscall.Errno)        {}
+
+func (o directOwner) Closed(_ *relay.Path, s *relay.Info, why relay.Reason) {
+	o.stats.Closed(s.ID.UDP(), s.Age, why)
+}
+
+// nobody takes evidence about a backend that is none.
+type nobody struct{}
+
+func (nobody) PassiveOK()            {}
+func (nobody) Passive(relay.Failure) {}
+
+// Handle copies a flow that other handlers have wrapped, or that comes from a
+// server of another app.
+func (d *Direct) Handle(cx *layer4.Connection, _ layer4.Handler) error {
+	at := foreign
+	if c := listener.ConnOf(cx); c != nil {
+		at = c.Place()
+	}
+	udp := cx.RemoteAddr().Network() == "udp"
+	var up net.Conn
+	var err error
+	if udp {
+		up, err = dialUDP(d.To, netip.Addr{})
+	} else {
+		dialer := net.Dialer{Timeout: d.ConnectTimeout, KeepAlive: directKeepalive}
+		up, err = dialer.DialContext(context.Background(), "tcp", d.To.String())
+	}
+	if err != nil {
+		return err
+	}
+	show(cx, d.path(at))
+	w := watch(d.IdleTimeout, 0, func() { up.Close(); cx.Close() })
+	if udp {
+		return pumpDatagrams(cx, up, at, w, nobody{})
+	}
+	return pumpStream(cx, up, at, w, nobody{})
+}
+
+// Interface guard
+var _ listener.Forwarder = (*Direct)(nil)
