@@ -144,7 +144,8 @@ func (h *Handler) Handle(cx *layer4.Connection, _ layer4.Handler) error {
 		at = c.Place()
 	}
 	client, local := addrPort(cx.RemoteAddr()), addrPort(cx.LocalAddr())
-	if cx.LocalAddr().Network() == "udp" {
+	// The local address may be that of a network of Caddy's, such as ours.
+	if cx.RemoteAddr().Network() == "udp" {
 		return h.copyDatagrams(cx, at, client, local)
 	}
 	return h.copyStream(cx, at, client, local)
