@@ -83,18 +83,16 @@ func TestNoPorts(t *testing.T) {
 		})
 		return c
 	}
-	sessions := 0
 	for i := range 150 {
 		c := dial("udp", 10000+i)
 		defer c.Close()
 		fmt.Fprint(c, "ping")
-		sessions++
 	}
 	kit.Eventually(t, "datagrams are dropped as upstream_bind", func() bool {
 		return p.Metric("datagrams_dropped_total", "reason", "upstream_bind") >= 40
 	})
-	if n := p.Metric("active_udp_sessions"); n > 100 || n < 90 {
-		t.Errorf("%v of %d sessions found a port out of 100", n, sessions)
+	if n := p.Metric("active_udp_sessions"); n > 101 || n < 90 { // one may be being opened
+		t.Errorf("%v of 150 sessions found a port out of 100", n)
 	}
 	kit.Settles(t, "sessions, once they are idle", 0.0, func() float64 { return p.Metric("active_udp_sessions") })
 	c := dial("udp", 20000)

@@ -1,0 +1,94 @@
+package serve
+
+import (
+	"net"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	kit "github.com/wayhouse-proxy/wayhouse/internal/testkit"
+)
+
+// TestStop ends a process with live flows: not ready and deaf to new flows at
+// once, the old ones until the grace has passed, exit code 0.
+func TestStop(t *testing.T) {
+	for name, tc := range map[string]struct {
+		grace string
+		end   func(p *kit.Process, load *kit.Load)
+	}{
+		"the grace passes":     {"3s", func(*kit.Process, *kit.Load) {}},
+		"the flows end":        {"10m", func(_ *kit.Process, load *kit.Load) { load.Stop() }},
+		"a second signal ends": {"10m", func(p *kit.Process, _ *kit.Load) { p.Signal(syscall.SIGTERM) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBackends(t)
+			addr := kit.Local(kit.Port(t))
+			o := kit.M{"shutdown_grace": tc.grace}
+			pools := b.pools()
+			pools["udp"].(kit.M)["idle_timeout"] = "2s"
+			p := kit.Start(t, kit.App(kit.M{"t": kit.ToPool("tcp", "tcp/"+addr), "u": kit.ToPool("udp", "udp/"+addr)}, pools, o), kit.Options{})
+			load := kit.StartLoad(t, kit.LoadOptions{TCP: addr, UDP: addr, Conns: 100, Flows: 100, Rate: 1000, Patience: time.Second})
+			load.Round(t)
+			p.Signal(syscall.SIGTERM)
+			kit.Eventually(t, "/readyz says no, or nothing", func() bool { status, _ := p.Get("/readyz"); return status != 200 })
+			if status, body := p.Get("/readyz"); status == 503 && !strings.Contains(body, "draining") {
+				t.Errorf("/readyz says %s", body)
+			}
+			if r := load.Report(); !r.Perfect() && r.Sent-r.Answered > 64 {
+				t.Errorf("before the grace the load noticed: %v", &r)
+			}
+			if !p.Ended() {
+				noNewFlows(t, addr)
+			}
+			tc.end(p, load)
+			if code := p.Exit(); code != 0 {
+				t.Errorf("exit code %d, want 0", code)
+			}
+			if r := load.Stop(); r.Duplicated+r.Damaged+r.Moved+r.Resourced != 0 {
+				t.Errorf("the load noticed: %v", &r)
+			}
+		})
+	}
+}
+
+// noNewFlows makes sure that a stopping process answers nobody new.
+func noNewFlows(t *testing.T, addr string) {
+	t.Helper()
+	c, err := net.Dial("tcp", addr)
+	if err == nil {
+		q := kit.Frame{Flow: 1 << 30, Seq: 1}
+		c.SetDeadline(time.Now().Add(kit.Long))
+		c.Write(q.Append(nil))
+		if _, _, err := kit.ReadFrame(c, nil); err == nil {
+			t.Error("a new connection was served")
+		}
+		c.Close()
+	}
+	u, err := net.Dial("udp", addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer u.Close()
+	u.Write([]byte("ping"))
+	u.SetReadDeadline(time.Now().Add(300 * time.Millisecond))
+	if n, err := u.Read(make([]byte, 10)); err == nil {
+		t.Errorf("a new session was answered %d bytes", n)
+	}
+}
+
+// TestRestart runs a process again and again on the same ports.
+func TestRestart(t *testing.T) {
+	b := newBackends(t)
+	addr := kit.Local(kit.Port(t))
+	for range kit.Scaled(3, 50) {
+		p := kit.Start(t, kit.App(kit.M{"t": kit.ToPool("tcp", "tcp/"+addr), "u": kit.ToPool("udp", "udp/"+addr)}, b.pools(), kit.M{"shutdown_grace": "0s"}), kit.Options{})
+		load := kit.StartLoad(t, kit.LoadOptions{TCP: addr, UDP: addr, Conns: 10, Flows: 10, Rate: 500, Patience: time.Second})
+		load.Round(t)
+		p.Signal(syscall.SIGTERM)
+		if code := p.Exit(); code != 0 {
+			t.Fatalf("exit code %d, want 0", code)
+		}
+		load.Stop()
+	}
+}
