@@ -32,6 +32,7 @@ type Options struct {
 	Wrap    []string // command that runs it
 	Env     []string
 	Broken  bool // panics in its log are meant
+	Plain   bool // without the race detector, whatever the tests have
 }
 
 // Process is a running wayhouse with an admin endpoint on a socket of its own.
@@ -55,7 +56,7 @@ func root() string {
 }
 
 var (
-	builds   sync.Map // package → func() (string, error)
+	builds   sync.Map // build → func() (string, error)
 	buildDir = func() string {
 		h := fnv.New32a()
 		io.WriteString(h, root())
@@ -63,30 +64,42 @@ var (
 	}
 )
 
-// Binary builds a command once per run and returns where it is; with the race
-// detector when the tests have it. The linker is only run when something
-// changed.
+// Binary builds a command, "" for ./cmd/wayhouse, with the race detector when
+// the tests have it, and returns where it is.
 func Binary(t testing.TB, pkg string) string {
 	t.Helper()
 	if pkg == "" {
 		pkg = "./cmd/wayhouse"
 	}
-	once, _ := builds.LoadOrStore(pkg, sync.OnceValues(func() (string, error) { return build(pkg) }))
+	return built(t, build{pkg, Race})
+}
+
+// build is a way to build a command.
+type build struct {
+	pkg  string
+	race bool
+}
+
+// built builds a command once per run. The linker is only run when something
+// changed.
+func built(t testing.TB, b build) string {
+	t.Helper()
+	once, _ := builds.LoadOrStore(b, sync.OnceValues(b.run))
 	bin, err := once.(func() (string, error))()
 	if err != nil {
-		t.Fatalf("building %s: %v", pkg, err)
+		t.Fatalf("building %s: %v", b.pkg, err)
 	}
 	return bin
 }
 
-func build(pkg string) (string, error) {
+func (b build) run() (string, error) {
 	dir := buildDir()
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return "", err
 	}
-	bin := filepath.Join(dir, filepath.Base(pkg))
+	bin := filepath.Join(dir, filepath.Base(b.pkg))
 	args := []string{"build"}
-	if Race {
+	if b.race {
 		bin += "-race"
 		args = append(args, "-race")
 	}
@@ -99,7 +112,7 @@ func build(pkg string) (string, error) {
 	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
 		return "", err
 	}
-	cmd := exec.Command("go", append(args, "-o", bin, pkg)...)
+	cmd := exec.Command("go", append(args, "-o", bin, b.pkg)...)
 	cmd.Dir = root()
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("%w: %s", err, out)
@@ -177,7 +190,11 @@ func (p *Process) Document(config M) []byte {
 func (p *Process) Begin(args ...string) {
 	p.t.Helper()
 	argv := append([]string{}, p.o.Wrap...)
-	argv = append(argv, Binary(p.t, p.o.Package))
+	b := build{"./cmd/wayhouse", Race && !p.o.Plain}
+	if p.o.Package != "" {
+		b.pkg = p.o.Package
+	}
+	argv = append(argv, built(p.t, b))
 	if len(args) == 0 {
 		args = []string{"run", "--config", p.Config}
 	}

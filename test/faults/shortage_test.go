@@ -132,9 +132,6 @@ func TestNoPorts(t *testing.T) {
 func TestInjected(t *testing.T) {
 	_, err := exec.LookPath("strace")
 	kit.Require(t, err, "strace (package strace)")
-	if kit.Race {
-		t.Skip("strace and the race detector together are too slow; the plain run has this test")
-	}
 	for _, tc := range []struct{ calls, errno string }{
 		{"connect", "EADDRNOTAVAIL"},
 		{"socket", "ENOBUFS"},
@@ -150,7 +147,8 @@ func TestInjected(t *testing.T) {
 
 func injected(t *testing.T, calls, errno string) {
 	g := newGame(t)
-	p := kit.Start(t, g.config(nil, nil), kit.Options{})
+	// strace and the race detector together are too slow.
+	p := kit.Start(t, g.config(nil, nil), kit.Options{Plain: true})
 	before := p.Usage()
 	stop := inject(t, p, calls, errno)
 	udp := kit.StartLoad(t, kit.LoadOptions{UDP: g.addr(), Flows: 30, Rate: 300, Patience: time.Second})
