@@ -28,7 +28,7 @@ Edit Caddyfile.example before the reload: who plays stays connected. End with Ct
 endef
 export TRY
 
-.PHONY: help build run test lint fuzz bench xcaddy clean
+.PHONY: help build run test soak realclients lint fuzz bench xcaddy clean
 
 help: ## show this
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -45,6 +45,12 @@ test: ## run every test with the race detector
 	go test -json -race -timeout 20m $(TESTFLAGS) $(PACKAGES) | go run ./internal/ci/skips -allow .ci/skips
 	go test -run Allocat $$(git grep -lE '^func Test\w*Allocat' -- '*_test.go' | xargs -n1 dirname | sort -u | sed 's|^|./|')
 	cd examples/third-party && go test -race ./...
+
+soak: ## run the long forms of the tests of the whole product
+	WAYHOUSE_SOAK=1 go test -count=1 -timeout 90m ./test/...
+
+realclients: ## run nc, socat, iperf3, dig and ssh through a wayhouse (root, Debian)
+	test/realclients/run
 
 lint: ## gofmt, go vet, staticcheck
 	@unformatted=$$(git ls-files -co --exclude-standard '*.go' | xargs gofmt -l); \
