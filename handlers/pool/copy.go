@@ -47,21 +47,24 @@ type evidence interface {
 func pumpStream(cx *layer4.Connection, up net.Conn, at *listener.Place, w *watcher, b evidence) error {
 	defer up.Close()
 	defer w.stop()
-	answered := make(chan bool, 1)
+	count := counters(cx, at)
+	done := make(chan struct{})
 	go func() {
-		n, err := w.copy(cx, up, &at.Counters[0].BytesS2C)
-		if n > 0 {
-			b.PassiveOK()
-		} else if isReset(err) {
-			b.Passive(relay.EarlyReset)
-		}
-		closeWrite(cx.Conn, err)
-		answered <- true
+		defer close(done)
+		closeWrite(cx.Conn, w.copy(cx, up, &count.BytesS2C, b))
 	}()
-	_, err := w.copy(up, cx, &at.Counters[0].BytesC2S)
-	closeWrite(up, err)
-	<-answered
+	closeWrite(up, w.copy(up, cx, &count.BytesC2S, nobody{}))
+	<-done
 	return nil
+}
+
+// counters are where the bytes of a connection are counted: nowhere for one of
+// a listener of ours, which counts what is read from it and written to it.
+func counters(cx *layer4.Connection, at *listener.Place) *relay.Counters {
+	if listener.ConnOf(cx) != nil {
+		return new(relay.Counters)
+	}
+	return &at.Counters[0]
 }
 
 // dialTCP connects to a backend, and to the next one while it fails.
@@ -133,11 +136,12 @@ func (h *Handler) copyDatagrams(cx *layer4.Connection, at *listener.Place, clien
 func pumpDatagrams(cx *layer4.Connection, up net.Conn, at *listener.Place, w *watcher, b evidence) error {
 	defer up.Close()
 	defer w.stop()
+	count := counters(cx, at)
 	go func() {
-		w.packets(cx, up, &at.Counters[0].BytesS2C, &at.Counters[0].PacketsS2C, b)
+		w.packets(cx, up, &count.BytesS2C, &count.PacketsS2C, b)
 		cx.Close()
 	}()
-	err := w.packets(up, cx, &at.Counters[0].BytesC2S, &at.Counters[0].PacketsC2S, nil)
+	err := w.packets(up, cx, &count.BytesC2S, &count.PacketsC2S, nil)
 	if errors.Is(err, io.EOF) || errors.Is(err, net.ErrClosed) {
 		return nil
 	}
@@ -191,25 +195,33 @@ func (w *watcher) moved() { w.last.Store(int64(time.Since(w.began))) }
 // buffers are for copying: large enough for any datagram.
 var buffers = sync.Pool{New: func() any { b := make([]byte, 64<<10); return &b }}
 
-// copy copies until src ends. err is nil for an ordinary end.
-func (w *watcher) copy(dst io.Writer, src io.Reader, count *atomic.Uint64) (total int64, err error) {
+// copy copies until src ends and tells from what src says of it. err is nil for
+// an ordinary end. What dst refuses says nothing about src.
+func (w *watcher) copy(dst io.Writer, src io.Reader, count *atomic.Uint64, from evidence) error {
 	buf := buffers.Get().(*[]byte)
 	defer buffers.Put(buf)
+	answered := false
 	for {
 		n, err := src.Read(*buf)
 		if n > 0 {
-			if _, werr := dst.Write((*buf)[:n]); werr != nil {
-				return total, werr
+			if !answered {
+				answered = true
+				from.PassiveOK()
 			}
-			total += int64(n)
+			if _, err := dst.Write((*buf)[:n]); err != nil {
+				return err
+			}
 			count.Add(uint64(n))
 			w.moved()
 		}
-		if err == io.EOF {
-			return total, nil
-		}
-		if err != nil {
-			return total, err
+		switch {
+		case err == io.EOF:
+			return nil
+		case isReset(err) && !answered:
+			from.Passive(relay.EarlyReset)
+			return err
+		case err != nil:
+			return err
 		}
 	}
 }
@@ -236,8 +248,11 @@ func (w *watcher) packets(dst io.Writer, src io.Reader, bytes, packets *atomic.U
 			from.PassiveOK()
 		}
 		answered = true
-		if _, err := dst.Write((*buf)[:n]); errors.Is(err, net.ErrClosed) {
+		switch _, err := dst.Write((*buf)[:n]); {
+		case errors.Is(err, net.ErrClosed):
 			return err
+		case err != nil:
+			continue
 		}
 		bytes.Add(uint64(n))
 		packets.Add(1)

@@ -152,7 +152,9 @@ func (h *Handler) Handle(cx *layer4.Connection, _ layer4.Handler) error {
 }
 
 // foreign is the place of flows that come from servers of other apps.
-var foreign = &listener.Place{Listener: "layer4", Route: -1, Stats: flow.ListenerOf("layer4"), Counters: make([]relay.Counters, 1)}
+var foreign = &listener.Place{
+	Listener: "layer4", Route: -1, Stats: flow.ListenerOf("layer4"), Counters: flow.ListenerOf("layer4").Workers(1),
+}
 
 func addrPort(a interface{ String() string }) netip.AddrPort {
 	ap, _ := netip.ParseAddrPort(a.String())

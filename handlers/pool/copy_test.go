@@ -1,0 +1,179 @@
+package pool
+
+import (
+	"encoding/json"
+	"net"
+	"os"
+	"os/signal"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	_ "github.com/mholt/caddy-l4"
+	"github.com/mholt/caddy-l4/layer4"
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/zap"
+
+	"github.com/wayhouse-proxy/wayhouse/internal/metrics"
+	"github.com/wayhouse-proxy/wayhouse/internal/relay"
+	"github.com/wayhouse-proxy/wayhouse/internal/testkit"
+	"github.com/wayhouse-proxy/wayhouse/modules/listener"
+	"github.com/wayhouse-proxy/wayhouse/modules/proxy"
+)
+
+func TestMain(m *testing.M) {
+	ch := make(chan os.Signal, 1)
+	signal.Notify(ch, os.Interrupt) // os/signal keeps a goroutine once it was used
+	signal.Stop(ch)
+	testkit.Main(m)
+}
+
+// record is evidence that counts.
+type record struct{ good, bad atomic.Int64 }
+
+func (r *record) PassiveOK()            { r.good.Add(1) }
+func (r *record) Passive(relay.Failure) { r.bad.Add(1) }
+
+// gone is a client that takes nothing any more, as it has sent a reset that
+// nobody has read.
+type gone struct{ net.Conn }
+
+func (gone) Write([]byte) (int, error) { return 0, syscall.ECONNRESET }
+
+// TestClientResetIsNoEvidence holds that a client which resets its connection
+// before the backend's first byte has reached it cannot take the backend down.
+func TestClientResetIsNoEvidence(t *testing.T) {
+	for name, tc := range map[string]struct {
+		client    func(net.Conn) net.Conn
+		reset     bool // by the backend
+		good, bad int64
+	}{
+		"the client is gone":    {client: func(c net.Conn) net.Conn { return gone{c} }, good: 1},
+		"the backend resets":    {client: func(c net.Conn) net.Conn { return c }, reset: true, bad: 1},
+		"both take what is due": {client: func(c net.Conn) net.Conn { return c }, good: 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			client, ours := pair(t)
+			up, backend := pair(t)
+			var r record
+			at := &listener.Place{Counters: make([]relay.Counters, 1)}
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				cx := layer4.WrapConnection(tc.client(ours), nil, zap.NewNop())
+				pumpStream(cx, up, at, watch(time.Minute, 0, func() {}), &r)
+				cx.Close()
+			}()
+			if tc.reset {
+				backend.(*net.TCPConn).SetLinger(0)
+			} else if _, err := backend.Write([]byte("welcome")); err != nil {
+				t.Fatal(err)
+			}
+			backend.Close()
+			client.(*net.TCPConn).CloseWrite()
+			<-done
+			if r.good.Load() != tc.good || r.bad.Load() != tc.bad {
+				t.Errorf("the backend answered %d times and failed %d times, want %d and %d", r.good.Load(), r.bad.Load(), tc.good, tc.bad)
+			}
+		})
+	}
+}
+
+// TestCopiedBytesCountOnce sends a message each way through a handler of
+// another kind in front of the pool, which leaves the copying to this one.
+func TestCopiedBytesCountOnce(t *testing.T) {
+	tcp, udp := testkit.NewTCPBackend(t, 1, "127.0.0.1:0"), testkit.NewUDPBackend(t, 1, "127.0.0.1:0")
+	for network, backend := range map[string]string{"tcp": tcp.Addr, "udp": udp.Addr} {
+		t.Run(network, func(t *testing.T) {
+			name := "copied-" + network
+			run(t, testkit.App(testkit.M{name: testkit.Listener([]string{network + "/127.0.0.1:0"}, testkit.Route(
+				testkit.M{"handler": "throttle", "read_bytes_per_second": 1 << 30, "read_burst_size": 1 << 20},
+				testkit.M{"handler": "pool", "pool": "p"}))},
+				testkit.M{"p": testkit.Pool(backend)}))
+			c, err := net.Dial(network, proxy.Running().Listening(name)[0].Addr.String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			c.SetDeadline(time.Now().Add(testkit.Long))
+			q := testkit.Frame{Flow: 1, Seq: 1, Body: []byte("question")}
+			sent := q.Append(nil)
+			if _, err := c.Write(sent); err != nil {
+				t.Fatal(err)
+			}
+			buf := make([]byte, 4096)
+			n, err := c.Read(buf)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for dir, want := range map[string]int{"c2s": len(sent), "s2c": n} {
+				testkit.Settles(t, "bytes_total "+dir, float64(want), func() float64 { return bytesTotal(t, name, dir) })
+			}
+		})
+	}
+}
+
+func run(t *testing.T, config testkit.M) {
+	t.Helper()
+	config["admin"] = testkit.M{"disabled": true, "config": testkit.M{"persist": false}}
+	b, err := json.Marshal(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := caddy.Load(b, true); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := caddy.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// bytesTotal is wayhouse_bytes_total of a listener.
+func bytesTotal(t *testing.T, name, dir string) (sum float64) {
+	t.Helper()
+	reg := prometheus.NewRegistry()
+	if err := metrics.Register(reg); err != nil {
+		t.Fatal(err)
+	}
+	families, err := reg.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		if f.GetName() != "wayhouse_bytes_total" {
+			continue
+		}
+		for _, m := range f.GetMetric() {
+			labels := map[string]string{}
+			for _, l := range m.GetLabel() {
+				labels[l.GetName()] = l.GetValue()
+			}
+			if labels["listener"] == name && labels["dir"] == dir {
+				sum += m.GetCounter().GetValue()
+			}
+		}
+	}
+	return sum
+}
+
+// pair is the two ends of a TCP connection.
+func pair(t *testing.T) (dialed, accepted net.Conn) {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	if dialed, err = net.Dial("tcp", ln.Addr().String()); err != nil {
+		t.Fatal(err)
+	}
+	if accepted, err = ln.Accept(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { dialed.Close(); accepted.Close() })
+	return dialed, accepted
+}
