@@ -139,7 +139,7 @@ func TestPieces(t *testing.T) {
 		}
 		var frames [][]byte
 		for at := 0; at < len(msg); {
-			n := min(60+rng.IntN(400), len(msg)-at) // more than an overlap, so that each is needed
+			n := min(60+rng.IntN(400), len(msg)-at)     // more than an overlap, so that each is needed
 			from := max(0, at-rng.IntN(2)*rng.IntN(50)) // overlapping the one before
 			frames = append(frames, crypto(from, msg[from:at+n]))
 			at += n
