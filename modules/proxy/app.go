@@ -4,6 +4,7 @@
 package proxy
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"hash/fnv"
@@ -21,6 +22,7 @@ import (
 	"github.com/wayhouse-proxy/wayhouse/internal/suggest"
 	"github.com/wayhouse-proxy/wayhouse/modules/listener"
 	"github.com/wayhouse-proxy/wayhouse/modules/pool"
+	"github.com/wayhouse-proxy/wayhouse/modules/resolver"
 )
 
 func init() { caddy.RegisterModule(new(App)) }
@@ -45,6 +47,9 @@ type App struct {
 	// The pools, by name.
 	Pools map[string]*pool.Config `json:"pools,omitempty"`
 
+	// The resolvers that may be asked where flows go, by name.
+	ResolversRaw map[string]json.RawMessage `json:"resolvers,omitempty" caddy:"namespace=wayhouse.resolvers inline_key=resolver"`
+
 	// The listeners, by name. Names are letters, digits, - _ and .
 	Listeners map[string]*listener.Listener `json:"listeners,omitempty"`
 
@@ -53,6 +58,8 @@ type App struct {
 	grace  time.Duration
 	binds  listener.Binds
 	pools  map[string]*pool.Pool // named and inline, by name
+
+	resolvers map[string]*resolver.Host
 
 	engines *listener.Engines // held from Start to Stop
 	started bool              // guarded by instances
@@ -116,6 +123,9 @@ func (a *App) Provision(ctx caddy.Context) error {
 		if err := a.addPool(name, a.Pools[name]); err != nil {
 			return fmt.Errorf("pools.%s.%w", name, err)
 		}
+	}
+	if err := a.loadResolvers(); err != nil {
+		return err
 	}
 	for _, name := range slices.Sorted(maps.Keys(a.Listeners)) {
 		l := a.Listeners[name]
@@ -277,7 +287,6 @@ func (a *App) Stop() error {
 		p.Stop()
 	}
 	signals.release()
-	a.drainRemoved()
 	a.leave()
 	return errors.Join(errs...)
 }
@@ -288,6 +297,9 @@ func (a *App) Cleanup() error {
 		if l != nil {
 			l.Withdraw()
 		}
+	}
+	for _, h := range a.resolvers {
+		h.Cleanup()
 	}
 	for _, p := range a.pools {
 		p.Cleanup()

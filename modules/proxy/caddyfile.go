@@ -10,6 +10,7 @@ import (
 	"github.com/wayhouse-proxy/wayhouse/internal/caddyopt"
 	"github.com/wayhouse-proxy/wayhouse/modules/listener"
 	"github.com/wayhouse-proxy/wayhouse/modules/pool"
+	"github.com/wayhouse-proxy/wayhouse/modules/resolver"
 )
 
 func init() { httpcaddyfile.RegisterGlobalOption("wayhouse", parseGlobalOption) }
@@ -27,6 +28,9 @@ func init() { httpcaddyfile.RegisterGlobalOption("wayhouse", parseGlobalOption) 
 //		}
 //		pool <name> {
 //			to <targets...>
+//			...
+//		}
+//		resolver <name> <kind> <url> {
 //			...
 //		}
 //		listener <name> <addresses...> {
@@ -71,6 +75,7 @@ func (a *App) caddyfileOptions() caddyopt.Options {
 		"shutdown_grace": caddyopt.Ptr(&a.ShutdownGrace, caddyopt.Duration),
 		"limits":         caddyopt.Nested(a.Limits.CaddyfileOptions()),
 		"pool":           caddyopt.Many(caddyopt.Func(a.unmarshalPool)),
+		"resolver":       caddyopt.Many(caddyopt.Func(a.unmarshalResolver)),
 		"listener":       caddyopt.Many(caddyopt.Func(a.unmarshalListener)),
 	}
 }
@@ -89,6 +94,28 @@ func (a *App) unmarshalPool(d *caddyfile.Dispenser) error {
 	c := new(pool.Config)
 	a.Pools[name] = c
 	return caddyopt.BlockOf(d, "a pool", c.CaddyfileOptions())
+}
+
+func (a *App) unmarshalResolver(d *caddyfile.Dispenser) error {
+	if !d.NextArg() {
+		return d.Errf("resolver: the name is missing, as in resolver matchmaker http https://matchmaker.example.com")
+	}
+	name := d.Val()
+	if a.ResolversRaw[name] != nil {
+		return d.Errf("resolver %s: there is a resolver of this name already", name)
+	}
+	if !d.NextArg() {
+		return d.Errf("resolver %s: the kind is missing, as in resolver %s http https://matchmaker.example.com", name, name)
+	}
+	raw, err := resolver.UnmarshalCaddyfile(d)
+	if err != nil {
+		return err
+	}
+	if a.ResolversRaw == nil {
+		a.ResolversRaw = make(map[string]json.RawMessage)
+	}
+	a.ResolversRaw[name] = raw
+	return nil
 }
 
 func (a *App) unmarshalListener(d *caddyfile.Dispenser) error {
