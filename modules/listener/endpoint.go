@@ -1,14 +1,11 @@
 package listener
 
 import (
-	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/caddyserver/caddy/v2"
-	"go.uber.org/zap"
 
 	"github.com/wayhouse-proxy/wayhouse/internal/relay"
 	"github.com/wayhouse-proxy/wayhouse/internal/relay/tcprelay"
@@ -33,10 +30,10 @@ type endpointKey struct {
 // uses the address pushes its view, and the sockets and their flows stay for
 // as long as any config has one. New flows see the view pushed last.
 //
-// When the last view is gone the endpoint drains: a TCP endpoint closes its
-// listening sockets, a UDP endpoint keeps them for the sessions it has and
-// takes no new ones until they have ended, the grace has passed, or a config
-// takes the endpoint up again.
+// When the last view is gone the endpoint drains, see drain.go: a TCP endpoint
+// closes its listening sockets, a UDP endpoint keeps them for the sessions it
+// has and takes no new ones until they have ended, the grace has passed, or a
+// config takes the endpoint up again.
 type endpoint struct {
 	key endpointKey
 
@@ -56,7 +53,7 @@ func takeEndpoint(e *Engines, key endpointKey) (*endpoint, error) {
 		if ep := draining.revive(key); ep != nil {
 			return ep, nil
 		}
-		if !ownPorts.has(key.Bind) { // or a probe would only find ourselves
+		if !bound.inTheWay(key) { // or a probe would only find ourselves
 			if err := sock.Probe(key.Network, key.Addr, key.Options); err != nil {
 				return nil, err
 			}
@@ -71,41 +68,13 @@ func takeEndpoint(e *Engines, key endpointKey) (*endpoint, error) {
 		if err != nil {
 			return nil, err
 		}
-		ownPorts.add(key.Bind, 1)
+		bound.add(ep)
 		return ep, nil
 	})
 	if err != nil {
 		return nil, err
 	}
 	return v.(*endpoint), nil
-}
-
-// ports counts the endpoints that this process has on each port.
-type ports struct {
-	mu sync.Mutex
-	n  map[portKey]int
-}
-
-type portKey struct {
-	network string
-	port    uint16
-}
-
-var ownPorts = ports{n: map[portKey]int{}}
-
-func (p *ports) add(b Bind, n int) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	k := portKey{b.Network, b.Addr.Port()}
-	if p.n[k] += n; p.n[k] == 0 {
-		delete(p.n, k)
-	}
-}
-
-func (p *ports) has(b Bind) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.n[portKey{b.Network, b.Addr.Port()}] > 0
 }
 
 // giveEndpoint gives a reference back.
@@ -146,102 +115,25 @@ func (ep *endpoint) addr() Bind {
 // Destruct implements caddy.Destructor: the last config that used the endpoint
 // has stopped.
 func (ep *endpoint) Destruct() error {
-	if ep.tcp != nil {
-		ep.tcp.Close()
-		ownPorts.add(ep.key.Bind, -1)
-		return nil
-	}
 	ep.mu.Lock()
 	last := ep.last
 	ep.mu.Unlock()
-	if last == nil || ep.udp.Sessions() == 0 {
+	switch {
+	case ep.tcp != nil:
+		ep.tcp.Close()
+		bound.remove(ep)
+		if last != nil {
+			leaving.add(ep, last.grace)
+		}
+	case last != nil && ep.udp.Sessions() > 0:
+		draining.begin(ep, last)
+	default:
 		ep.closeUDP(relay.Drain)
-		return nil
 	}
-	draining.add(ep)
-	last.logger.Info("draining an address that is no longer listened on",
-		zap.Stringer("local", ep.addr()), zap.Int("sessions", ep.udp.Sessions()), zap.Duration("grace", last.grace))
-	go ep.drain(last.grace)
 	return nil
 }
 
 func (ep *endpoint) closeUDP(why relay.Reason) {
 	ep.udp.Close(why)
-	ownPorts.add(ep.key.Bind, -1)
-}
-
-// drain closes ep when it is idle or the grace has passed, unless a config has
-// taken it up again or the engines have ended by then.
-func (ep *endpoint) drain(grace time.Duration) {
-	end := time.NewTimer(grace)
-	defer end.Stop()
-	poll := time.NewTicker(drainPoll)
-	defer poll.Stop()
-	for idle := false; !idle; {
-		select {
-		case <-end.C:
-			idle = true
-		case <-poll.C:
-			idle = ep.udp.Sessions() == 0
-		}
-		if !draining.has(ep) {
-			return
-		}
-	}
-	if draining.remove(ep) {
-		ep.closeUDP(relay.Drain)
-	}
-}
-
-// drainPoll is how often a draining endpoint is asked whether it is idle.
-const drainPoll = 100 * time.Millisecond
-
-// draining are the UDP endpoints that no config uses and that still have
-// sessions. Whoever removes one of them decides what becomes of it.
-var draining = drainSet{eps: map[endpointKey]*endpoint{}}
-
-type drainSet struct {
-	mu  sync.Mutex
-	eps map[endpointKey]*endpoint
-}
-
-func (d *drainSet) add(ep *endpoint) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.eps[ep.key] = ep
-}
-
-func (d *drainSet) has(ep *endpoint) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.eps[ep.key] == ep
-}
-
-func (d *drainSet) remove(ep *endpoint) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.eps[ep.key] != ep {
-		return false
-	}
-	delete(d.eps, ep.key)
-	return true
-}
-
-// revive takes the endpoint of that key out, for a config that wants it.
-func (d *drainSet) revive(key endpointKey) *endpoint {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	ep := d.eps[key]
-	delete(d.eps, key)
-	return ep
-}
-
-func (d *drainSet) closeAll(why relay.Reason) {
-	d.mu.Lock()
-	eps := slices.Collect(maps.Values(d.eps))
-	clear(d.eps)
-	d.mu.Unlock()
-	for _, ep := range eps {
-		ep.closeUDP(why)
-	}
+	bound.remove(ep)
 }

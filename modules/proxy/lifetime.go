@@ -11,7 +11,6 @@ import (
 
 	"github.com/wayhouse-proxy/wayhouse/internal/metrics"
 	"github.com/wayhouse-proxy/wayhouse/internal/relay"
-	"github.com/wayhouse-proxy/wayhouse/modules/flow"
 	"github.com/wayhouse-proxy/wayhouse/modules/listener"
 	"github.com/wayhouse-proxy/wayhouse/modules/pool"
 )
@@ -164,30 +163,6 @@ func (a *App) shutDown() {
 const firstSignal = 200 * time.Millisecond
 
 const shutdownPoll = 20 * time.Millisecond
-
-// drainRemoved ends the TCP connections of listeners that the running config
-// no longer has, when the grace has passed and none of that name has come
-// back. UDP sessions end with their sockets.
-func (a *App) drainRemoved() {
-	running := Running()
-	if caddy.Exiting() || running == nil || running == a {
-		return
-	}
-	for name := range a.Listeners {
-		conns := flow.ListenerOf(name).Conns.Load()
-		if running.Listeners[name] != nil || conns == 0 {
-			continue
-		}
-		a.logger.Info("draining a listener that is gone", zap.String("listener", name), zap.Int64("connections", conns), zap.Duration("grace", a.grace))
-		time.AfterFunc(a.grace, func() {
-			e, now := listener.Running(), Running()
-			if e == nil || now != nil && now.Listeners[name] != nil {
-				return
-			}
-			e.ClosePaths(func(p *relay.Path) bool { return p.Listener == name }, relay.Drain)
-		})
-	}
-}
 
 // leave gives the engines back. When this was the last config that used them,
 // the flows they still have get the grace first; at the end of the process

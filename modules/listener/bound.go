@@ -1,0 +1,117 @@
+package listener
+
+import (
+	"net/netip"
+	"slices"
+	"sync"
+
+	"github.com/wayhouse-proxy/wayhouse/internal/relay"
+	"github.com/wayhouse-proxy/wayhouse/internal/sock"
+)
+
+// bound are the endpoints whose sockets this process has, draining ones
+// included.
+var bound = boundSet{byPort: map[portKey][]*endpoint{}}
+
+type boundSet struct {
+	mu     sync.Mutex
+	byPort map[portKey][]*endpoint // by the port that was asked for
+}
+
+type portKey struct {
+	network string
+	port    uint16
+}
+
+func (k endpointKey) portKey() portKey { return portKey{k.Network, k.Addr.Port()} }
+
+func (s *boundSet) add(ep *endpoint) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	k := ep.key.portKey()
+	s.byPort[k] = append(s.byPort[k], ep)
+}
+
+func (s *boundSet) remove(ep *endpoint) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	k := ep.key.portKey()
+	rest := slices.DeleteFunc(s.byPort[k], func(o *endpoint) bool { return o == ep })
+	if s.byPort[k] = rest; len(rest) == 0 {
+		delete(s.byPort, k)
+	}
+}
+
+// inTheWay reports whether an endpoint of ours would be what a probe of that
+// address finds.
+func (s *boundSet) inTheWay(k endpointKey) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.ContainsFunc(s.byPort[k.portKey()], func(ep *endpoint) bool {
+		a, b := ep.key.Addr.Addr(), k.Addr.Addr()
+		return a == b || a.IsUnspecified() || b.IsUnspecified()
+	})
+}
+
+// tcp are the addresses on which connections arrive.
+func (s *boundSet) tcp() reach {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	r := make(reach)
+	for k, eps := range s.byPort {
+		for _, ep := range eps {
+			if k.network == "tcp" {
+				r.add(ep)
+			}
+		}
+	}
+	return r
+}
+
+// reach is a set of addresses, with wildcards.
+type reach map[netip.AddrPort]sock.Options
+
+func (r reach) add(ep *endpoint) {
+	a := ep.addr().Addr
+	if old, ok := r[a]; !ok || old.V6Only { // the one that takes more
+		r[a] = ep.key.Options
+	}
+}
+
+// has reports whether a connection to that address of ours arrives here.
+func (r reach) has(local netip.AddrPort) bool {
+	at := func(a netip.Addr) (sock.Options, bool) {
+		o, ok := r[netip.AddrPortFrom(a, local.Port())]
+		return o, ok
+	}
+	if _, ok := at(local.Addr()); ok {
+		return true
+	}
+	any6, ok := at(netip.IPv6Unspecified())
+	if local.Addr().Is6() {
+		return ok
+	}
+	_, any4 := at(netip.IPv4Unspecified())
+	return any4 || ok && !any6.V6Only
+}
+
+// closeUnbound ends the TCP connections that have come by one of the addresses
+// in by and that no endpoint would take now, and returns how many it was.
+func (e *Engines) closeUnbound(by reach) (n int) {
+	now := bound.tcp()
+	var ids []relay.ID
+	collect := func(i *relay.Info) bool {
+		if by.has(i.Local) && !now.has(i.Local) {
+			ids = append(ids, i.ID)
+		}
+		return true
+	}
+	e.TCP.Flows(collect)
+	taken.flows(collect)
+	for _, id := range ids {
+		if e.CloseFlow(id, relay.Drain) {
+			n++
+		}
+	}
+	return n
+}
