@@ -7,8 +7,8 @@ package sniff
 
 import "strconv"
 
-// Input is what a sniffer sees of a flow, never more than the listener's peek
-// budget. It belongs to the caller and must be neither changed nor kept.
+// Input is what a sniffer sees of a flow: of a TCP stream no more than the
+// listener's peek budget, of datagrams never a part. It belongs to the caller and must be neither changed nor kept.
 type Input struct {
 	Bytes     []byte   // TCP: the stream so far; UDP: the first datagram
 	Datagrams [][]byte // UDP: all datagrams so far, the first included; nil on TCP
@@ -138,6 +138,6 @@ type Host interface {
 
 // User is a matcher that asks sniffers.
 type User interface {
-	// SnifferNames are those it asks, in the order of its asking.
-	SnifferNames() []string
+	// Sniffers are those it asks, in order; it has them after Provision.
+	Sniffers() []*Named
 }

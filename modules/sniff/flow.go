@@ -1,0 +1,158 @@
+package sniff
+
+import (
+	"github.com/mholt/caddy-l4/layer4"
+)
+
+// A Plan is the sniffers of a listener in the order of their first appearance
+// in its routes.
+type Plan []*Named
+
+// Add adds the sniffers that a matcher asks, if it asks any.
+func (p *Plan) Add(m layer4.ConnMatcher) {
+	u, ok := m.(User)
+	if !ok {
+		return
+	}
+	for _, n := range u.Sniffers() {
+		if p.index(n) < 0 {
+			*p = append(*p, n)
+		}
+	}
+}
+
+func (p Plan) index(n *Named) int {
+	for i := range p {
+		if p[i] == n {
+			return i
+		}
+	}
+	return -1
+}
+
+// Flow is the first bytes of a flow and what the sniffers of its listener say
+// about them: they are asked in order until one does not say no, when somebody
+// wants to know, and again when there is more to see. The first that
+// recognises the bytes is the flow's only one. A Flow belongs to the goroutine
+// of its flow.
+type Flow struct {
+	in    Input
+	shown []byte // the bytes that matchers see of the connection
+
+	plan    Plan
+	at      int  // the sniffers before this one have said no
+	fresh   bool // there is something to see that plan[at] has not seen
+	verdict Verdict
+	hint    Hint
+}
+
+// NewFlow is a flow of which nothing has been seen.
+func NewFlow(p Plan) *Flow { return &Flow{plan: p} }
+
+// flowVar is the variable of a connection in which matchers find its flow.
+const flowVar = "wayhouse.sniff"
+
+// Show tells what there is to see now, and lets the matchers of cx find it.
+// shown is what cx has for them; datagrams are whole and nil on TCP. All must
+// stay as they are until the next call.
+func (f *Flow) Show(cx *layer4.Connection, shown []byte, datagrams [][]byte) {
+	f.shown = shown
+	f.in.Bytes, f.in.Datagrams = shown, datagrams
+	if len(datagrams) > 0 {
+		f.in.Bytes = datagrams[0]
+	}
+	f.fresh = true
+	cx.SetVar(flowVar, f)
+}
+
+// End tells that nothing more will come.
+func (f *Flow) End() {
+	if !f.in.Final {
+		f.in.Final, f.fresh = true, true
+	}
+}
+
+// Input is what there is to see.
+func (f *Flow) Input() *Input { return &f.in }
+
+// empty reports whether nothing has come. An empty datagram is something.
+func (f *Flow) empty() bool { return len(f.in.Bytes) == 0 && len(f.in.Datagrams) == 0 }
+
+// Decide asks the sniffers of the plan. winner is nil unless one has
+// recognised the flow, for good or, with Partial, but for the host. Undecided
+// is the verdict as long as a sniffer is, and while nothing has come.
+func (f *Flow) Decide() (winner *Named, v Verdict, h *Hint) {
+	for f.at < len(f.plan) {
+		if f.empty() {
+			return nil, Undecided, nil
+		}
+		if f.fresh && f.verdict != Recognised {
+			f.verdict = f.plan[f.at].Sniff(&f.in, &f.hint)
+		}
+		switch f.verdict {
+		case Unrecognised:
+			f.at++
+			f.fresh = true
+			continue
+		case Undecided:
+			f.fresh = false
+			return nil, Undecided, nil
+		}
+		f.fresh = false
+		return f.plan[f.at], f.verdict, &f.hint
+	}
+	return nil, Unrecognised, nil
+}
+
+// Rejected reports whether a sniffer of the plan wants the flow dropped, and
+// whether that is known by now.
+func (f *Flow) Rejected() (rejected, known bool) {
+	winner, v, h := f.Decide()
+	return winner != nil && h.Reject, v != Undecided
+}
+
+// Recognised reports whether a sniffer of the plan has recognised the flow
+// without rejecting it, which opens the first-packet gate.
+func (f *Flow) Recognised() bool {
+	winner, _, h := f.Decide()
+	return winner != nil && !h.Reject
+}
+
+// Ask is what n has to say, given the sniffers before it in the plan: no, when
+// one of those has recognised the flow, and undecided, while one may. A sniffer
+// that is not in the plan is asked at once.
+func (f *Flow) Ask(n *Named) (Verdict, *Hint) {
+	i := f.plan.index(n)
+	if i < 0 {
+		if f.empty() {
+			return Undecided, nil
+		}
+		h := new(Hint)
+		return n.Sniff(&f.in, h), h
+	}
+	winner, v, h := f.Decide()
+	switch {
+	case winner == n:
+		return v, h
+	case v == Undecided && i >= f.at:
+		return Undecided, nil
+	}
+	return Unrecognised, nil
+}
+
+// Of is the flow of a connection. Outside a listener, and behind a handler that
+// has changed the bytes, it is made of what the connection holds, without a
+// plan.
+func Of(cx *layer4.Connection) *Flow {
+	b := cx.MatchingBytes()
+	f, ok := cx.GetVar(flowVar).(*Flow)
+	if ok && len(f.shown) == len(b) && (len(b) == 0 || &f.shown[0] == &b[0]) {
+		return f
+	}
+	f = new(Flow)
+	f.shown, f.in.Bytes, f.fresh = b, b, true
+	if len(b) > 0 && cx.LocalAddr().Network() == "udp" {
+		f.in.Datagrams = [][]byte{b}
+	}
+	return f
+}
