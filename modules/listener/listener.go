@@ -397,12 +397,10 @@ type Decider interface {
 	// Decide is called in the flow's goroutine, many at a time, and may block for
 	// as long as the flow may wait. cx has the first bytes seen so far; they must
 	// not be read. Without a Forwarder the flow goes on to the next route; with
-	// an error it ends, counted as no_route.
-	Decide(cx *layer4.Connection, c Conn) (Forwarder, error)
-
-	// FirstBytes is how many bytes a TCP connection should have sent before
-	// Decide is called. The wait ends with the peek budget.
-	FirstBytes() int
+	// an error it ends, counted as no_route. With
+	// layer4.ErrConsumedAllPrefetchedBytes it is called again when there are more
+	// bytes, but not after final: then none will be waited for.
+	Decide(cx *layer4.Connection, c Conn, final bool) (Forwarder, error)
 }
 
 // Place is where in the config a flow is handled.

@@ -88,9 +88,13 @@ func (w *walk) wait() {
 	}
 }
 
-// await waits for n bytes, for as long as the budget lasts.
-func (w *walk) await(n int) {
-	for len(w.buf) < n && !w.spent {
+// decide asks a decider, and gets more bytes for it while it wants some.
+func (w *walk) decide(d Decider, c Conn) (Forwarder, error) {
+	for {
+		f, err := d.Decide(w.cx, c, w.spent)
+		if w.spent || !errors.Is(err, layer4.ErrConsumedAllPrefetchedBytes) {
+			return f, err
+		}
 		w.wait()
 	}
 }
@@ -266,8 +270,7 @@ func (v *view) decideTCP(d Decider, w *walk, c *TCPConn, at *Place) bool {
 	if d == nil {
 		return false
 	}
-	w.await(d.FirstBytes())
-	f, err := d.Decide(w.cx, c)
+	f, err := w.decide(d, c)
 	switch {
 	case err != nil:
 		v.logger.Debug("no decision on a connection", zap.Stringer("remote", c.client), zap.Error(err))
@@ -287,7 +290,7 @@ func (v *view) decideUDP(d Decider, w *walk, c *UDPConn, at *Place) bool {
 	if d == nil {
 		return false
 	}
-	f, err := d.Decide(w.cx, c)
+	f, err := w.decide(d, c)
 	switch {
 	case err != nil:
 		v.logger.Debug("no decision on a session", zap.Stringer("remote", c.client), zap.Error(err))
