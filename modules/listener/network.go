@@ -135,6 +135,10 @@ func listen(_ context.Context, _, host, port string, offset uint, _ net.ListenCo
 func (s *outletSet) pick(name string, port uint16) *outlet {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	return s.pickLocked(name, port)
+}
+
+func (s *outletSet) pickLocked(name string, port uint16) *outlet {
 	for _, p := range []uint{uint(port), 0} {
 		if o := s.open[outletKey{name, p}]; o != nil {
 			return o
@@ -152,6 +156,24 @@ func (s *outletSet) pick(name string, port uint16) *outlet {
 		return only
 	}
 	return s.open[outletKey{name, 443}]
+}
+
+// give puts a connection into the outlet for a port and reports whether it had
+// room. The lock is held over both: between them the last server might leave,
+// and nobody would ever come for the connection.
+func (s *outletSet) give(name string, port uint16, c net.Conn) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	o := s.pickLocked(name, port)
+	if o == nil {
+		return false
+	}
+	select {
+	case o.conns <- c:
+		return true
+	default:
+		return false
+	}
 }
 
 func (s *outletSet) release(o *outlet) {
@@ -174,16 +196,12 @@ func (s *outletSet) release(o *outlet) {
 // offer gives a connection to the server that listens on the listener's name,
 // or closes it when there is none or it does not keep up.
 func (v *view) offer(c *TCPConn) {
-	if o := outlets.pick(v.name, c.local.Port()); o != nil {
-		c.place.Store(v.offeredPlace())
-		select {
-		case o.conns <- c:
-			v.stats.Accepted.Inc()
-			return
-		default:
-		}
+	c.place.Store(v.offeredPlace())
+	if !outlets.give(v.name, c.local.Port(), c) {
+		c.reject()
+		return
 	}
-	c.reject()
+	v.stats.Accepted.Inc()
 }
 
 // offered has the places of listeners without routes, by their counters: the
