@@ -9,6 +9,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/wayhouse-proxy/wayhouse/internal/relay"
+	"github.com/wayhouse-proxy/wayhouse/internal/tokens"
 	"github.com/wayhouse-proxy/wayhouse/modules/health"
 )
 
@@ -19,13 +20,14 @@ import (
 type Backend struct {
 	pool string
 	addr netip.AddrPort
+	born time.Time // the beginning of bucket's clock
 
 	// What a choice looks at; changed under mu, or counted.
 	down   atomic.Bool
 	state  atomic.Uint32
 	weight atomic.Uint32
 	active atomic.Int64
-	bucket bucket
+	bucket tokens.Bucket
 
 	total    atomic.Uint64
 	failures [relay.SendFailed + 1]atomic.Uint64
@@ -51,9 +53,8 @@ type membership struct {
 }
 
 func newBackend(pool string, addr netip.AddrPort, weight uint32) *Backend {
-	b := &Backend{pool: pool, addr: addr}
+	b := &Backend{pool: pool, addr: addr, born: time.Now()}
 	b.weight.Store(weight)
-	b.bucket.start = time.Now()
 	return b
 }
 
@@ -286,32 +287,10 @@ func (b *Backend) reserve(s *Settings) bool {
 			}
 		}
 	}
-	if s.MaxNewPerSec != 0 && !b.bucket.take(s.MaxNewPerSec) {
+	if s.MaxNewPerSec != 0 && !b.bucket.TakeAt(int64(time.Since(b.born)), s.MaxNewPerSec, s.MaxNewPerSec) {
 		b.Release()
 		return false
 	}
 	b.total.Add(1)
 	return true
-}
-
-// bucket is a token bucket that holds one second's worth, kept as the time when
-// it will be full again.
-type bucket struct {
-	start time.Time
-	full  atomic.Int64 // nanoseconds after start
-}
-
-func (k *bucket) take(perSec int64) bool {
-	now := int64(time.Since(k.start))
-	token := int64(time.Second) / perSec
-	for {
-		full := k.full.Load()
-		next := max(full, now) + token
-		if next-now > int64(time.Second) {
-			return false
-		}
-		if k.full.CompareAndSwap(full, next) {
-			return true
-		}
-	}
 }
