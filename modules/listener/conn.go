@@ -93,7 +93,10 @@ func (c *TCPConn) Client() netip.AddrPort { return c.client }
 // Local is the address of ours that the client connected to.
 func (c *TCPConn) Local() netip.AddrPort { return c.local }
 
-// Place is the route that is being handled.
+// Listener is the name of the listener.
+func (c *TCPConn) Listener() string { return c.view.name }
+
+// Place is the route that is being handled, nil while none is.
 func (c *TCPConn) Place() *Place { return c.place.Load() }
 
 // SetPath says where a handler sends the bytes.
@@ -191,7 +194,10 @@ func (c *UDPConn) Client() netip.AddrPort { return c.client }
 // Local is the address of ours that the client sends to.
 func (c *UDPConn) Local() netip.AddrPort { return c.local }
 
-// Place is the route that is being handled.
+// Listener is the name of the listener.
+func (c *UDPConn) Listener() string { return c.view.name }
+
+// Place is the route that is being handled, nil while none is.
 func (c *UDPConn) Place() *Place { return c.place }
 
 // Engines are the engines of the listener.

@@ -181,7 +181,8 @@ type Conn interface {
 	net.Conn
 	Client() netip.AddrPort
 	Local() netip.AddrPort // the address of ours the client spoke to
-	Place() *Place
+	Listener() string
+	Place() *Place // nil while the route is being decided
 	Engines() *Engines
 	SetPath(*relay.Path) // what operators see of it from now on
 }
