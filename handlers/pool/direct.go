@@ -95,6 +95,10 @@ func (nobody) Passive(relay.Failure) {}
 // Handle copies a flow that other handlers have wrapped, or that comes from a
 // server of another app.
 func (d *Direct) Handle(cx *layer4.Connection, _ layer4.Handler) error {
+	if c, ok := listener.Socket(cx).(*listener.TCPConn); ok {
+		c.ForwardTCP(append([]byte(nil), cx.MatchingBytes()...), d.TCPDialer(c.Place()))
+		return nil
+	}
 	at := foreign
 	if c := listener.ConnOf(cx); c != nil {
 		at = c.Place()
