@@ -8,6 +8,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -90,6 +92,9 @@ type Route struct {
 	handlers []layer4.NextHandler
 	native   Forwarder // the only handler, where it can take flows from the engines
 	decider  Decider   // the only handler, where it names a Forwarder for each flow
+
+	byAddr   bool            // every matcher is an AddrMatcher
+	addrSets [][]AddrMatcher // the sets, when byAddr
 }
 
 // Limits bound the whole process. Zero is no bound.
@@ -266,6 +271,7 @@ func (r *Route) provision(ctx caddy.Context) error {
 		}
 		r.sets = append(r.sets, single)
 	}
+	r.addrSets, r.byAddr = addrSets(sets)
 	mods, err = ctx.LoadModule(r, "HandlersRaw")
 	if err != nil {
 		return fmt.Errorf("handle: %w", err)
@@ -285,6 +291,33 @@ func (r *Route) provision(ctx caddy.Context) error {
 		r.decider, _ = r.handlers[0].(Decider)
 	}
 	return nil
+}
+
+// addrSets are the sets as AddrMatchers, if that is what all of them are.
+func addrSets(sets layer4.MatcherSets) ([][]AddrMatcher, bool) {
+	all := make([][]AddrMatcher, 0, len(sets))
+	for _, set := range sets {
+		as := make([]AddrMatcher, 0, len(set))
+		for _, m := range set {
+			a, ok := m.(AddrMatcher)
+			if !ok {
+				return nil, false
+			}
+			as = append(as, a)
+		}
+		all = append(all, as)
+	}
+	return all, true
+}
+
+// matchAddr is match for a route that is decided by addresses.
+func (r *Route) matchAddr(client, local netip.AddrPort) bool {
+	for _, set := range r.addrSets {
+		if !slices.ContainsFunc(set, func(m AddrMatcher) bool { return !m.MatchAddr(client, local) }) {
+			return true
+		}
+	}
+	return len(r.addrSets) == 0
 }
 
 // Handlers are the handlers of the listener's routes, for those who look for
@@ -385,6 +418,17 @@ type Forwarder interface {
 	// TCPDialer is the dialer for all connections of a place. It is called once
 	// for each.
 	TCPDialer(at *Place) tcprelay.Dialer
+}
+
+// AddrMatcher is a matcher that needs no bytes. Routes of such matchers alone
+// are decided on the worker that accepted the flow.
+type AddrMatcher interface {
+	layer4.ConnMatcher
+
+	// MatchAddr reports whether a flow between the two addresses matches. It is
+	// called from the engines' workers, many at a time, and must not block.
+	// IPv4-mapped addresses are IPv4.
+	MatchAddr(client, local netip.AddrPort) bool
 }
 
 // Decider is a handler that names a Forwarder for each flow, such as one that

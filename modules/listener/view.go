@@ -1,6 +1,7 @@
 package listener
 
 import (
+	"net/netip"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -16,12 +17,12 @@ import (
 // A view is what one config wants done with new flows. It does not change
 // after attach; endpoints reach it through one atomic pointer.
 //
-//	worker:  Accept, Open → admit → first route native? → engine
-//	                                       else ↓
+//	worker:  Accept, Open → admit → route by addresses → native handler → engine
+//	                                         ↓ bytes wanted   ↓ foreign
 //	goroutine:                     look at bytes → routes → handlers
 //
-// A listener whose first route has no matchers and a native handler, which is
-// the usual one, is served by the worker alone.
+// A flow whose route needs no bytes and has a native handler, which is the
+// usual one, is served by the worker alone.
 type view struct {
 	name   string
 	logger *zap.Logger
@@ -37,7 +38,6 @@ type view struct {
 	places  []*Place          // by route
 	hinted  *Place            // of flows that a hint has sent on
 	dialers []tcprelay.Dialer // by route, nil where the handler is not native
-	direct  Forwarder         // the native handler of a first route without matchers
 	held    *relay.Path       // of UDP sessions that no engine forwards
 
 	refusing atomic.Bool // the process is ending
@@ -61,10 +61,27 @@ func (v *view) attach(e *Engines) {
 			v.dialers[i] = r.native.TCPDialer(v.places[i])
 		}
 	}
-	if v.hint == nil && len(v.routes) > 0 && len(v.routes[0].sets) == 0 {
-		v.direct = v.routes[0].native
-	}
 }
+
+// straight is the route that a flow takes without a look at its bytes. known is
+// false when the first route that may match wants some, or has a handler that
+// needs a goroutine.
+func (v *view) straight(client, local netip.AddrPort) (route int, known bool) {
+	if v.hint != nil {
+		return 0, false
+	}
+	for i, r := range v.routes {
+		if !r.byAddr {
+			return i, false
+		}
+		if r.matchAddr(client, local) {
+			return i, r.native != nil
+		}
+	}
+	return noRoute, len(v.routes) > 0
+}
+
+const noRoute = -1
 
 // heldIdle ends a UDP session of a foreign handler that has gone quiet.
 const heldIdle = 90 * time.Second
@@ -90,10 +107,14 @@ func (ep *endpoint) Accept(o *tcprelay.Opening) tcprelay.Decision {
 		v.stats.Blocked(limit)
 		return tcprelay.Refuse
 	}
-	if v.direct != nil {
+	if i, known := v.straight(o.Client, o.Local); known && i != noRoute {
 		v.stats.Accepted.Inc()
-		o.Dialer = v.dialers[0]
+		o.Dialer = v.dialers[i]
 		return tcprelay.Forward
+	} else if known {
+		v.stats.NoRoute.Inc()
+		v.stats.Abandoned(false)
+		return tcprelay.Refuse
 	}
 	go v.serveTCP(o.FD, o.Client, o.Local)
 	return tcprelay.Take
@@ -161,8 +182,12 @@ func (ep *endpoint) Open(o *udprelay.Opening) udprelay.Decision {
 		o.Reason = relay.Filtered
 		return udprelay.Refuse
 	}
-	if v.direct != nil {
-		d := v.direct.ForwardUDP(o, v.places[0])
+	if i, known := v.straight(o.Client, o.Local); known {
+		o.Reason = relay.NoRoute
+		d := udprelay.Refuse
+		if i != noRoute {
+			d = v.routes[i].native.ForwardUDP(o, v.places[i])
+		}
 		if d != udprelay.Forward {
 			v.stats.Abandoned(true)
 		}
