@@ -116,7 +116,21 @@ func AppendMessageName(dst, msg []byte) ([]byte, State) {
 	if state != Done {
 		return dst, state
 	}
-	name, state := parse(msg[messageHeader:min(total, len(msg))], total-messageHeader)
+	name, state := parse(msg[messageHeader:min(total, len(msg))], total-messageHeader, false)
+	return appendPlain(dst, name, state)
+}
+
+// AppendDTLSName is AppendName for the body of a DTLS handshake message that is
+// total bytes long, without its header.
+func AppendDTLSName(dst, body []byte, total int) ([]byte, State) {
+	if total > MaxLen {
+		return dst, NotTLS
+	}
+	name, state := parse(body[:min(total, len(body))], total, true)
+	return appendPlain(dst, name, state)
+}
+
+func appendPlain(dst, name []byte, state State) ([]byte, State) {
 	if state != Done || !plain(name) {
 		return dst, state
 	}
@@ -198,10 +212,15 @@ func (r *reader) uint16() (int, bool) {
 }
 
 // parse finds the name in the body of a hello. b is what is there of it, and
-// total how long it is.
-func parse(b []byte, total int) (name []byte, state State) {
+// total how long it is. The hello of DTLS counts its versions down and has a
+// cookie.
+func parse(b []byte, total int, dtls bool) (name []byte, state State) {
 	r := &reader{b: b, end: total}
-	if total < randomAndMajor || len(b) > 0 && b[0] != 3 {
+	major := byte(3)
+	if dtls {
+		major = 0xfe
+	}
+	if total < randomAndMajor || len(b) > 0 && b[0] != major {
 		return nil, NotTLS
 	}
 	if !r.skip(randomAndMajor) {
@@ -213,6 +232,11 @@ func parse(b []byte, total int) (name []byte, state State) {
 	}
 	if !ok || !r.skip(n) {
 		return nil, r.fail
+	}
+	if dtls {
+		if n, ok = r.uint8(); !ok || !r.skip(n) {
+			return nil, r.fail
+		}
 	}
 	if n, ok = r.uint16(); ok && n%2 != 0 {
 		return nil, NotTLS

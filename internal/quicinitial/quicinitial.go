@@ -11,7 +11,6 @@ package quicinitial
 import (
 	"bytes"
 	"encoding/binary"
-	"math/bits"
 	"sync"
 
 	"github.com/wayhouse-proxy/wayhouse/internal/clienthello"
@@ -53,7 +52,7 @@ func AppendName(dst []byte, datagrams [][]byte) ([]byte, State) {
 	}
 	a := assemblies.Get().(*assembly)
 	defer assemblies.Put(a)
-	a.reset()
+	a.Reset()
 	if err := a.keys.make(first.version, first.dcid); err != nil {
 		return dst, NotQUIC
 	}
@@ -79,10 +78,10 @@ func AppendName(dst []byte, datagrams [][]byte) ([]byte, State) {
 			return dst, NotQUIC
 		}
 	}
-	if a.conflict {
+	if a.Conflict {
 		return dst, Partial // and no datagram will make it better
 	}
-	name, state := clienthello.AppendMessageName(dst, a.hello[:a.contiguous()])
+	name, state := clienthello.AppendMessageName(dst, a.Bytes())
 	if state == clienthello.More {
 		return dst, Partial
 	}
@@ -164,22 +163,14 @@ func varint(b []byte, at *int) (uint64, bool) {
 	return v, true
 }
 
-// assembly puts the hello together from CRYPTO frames.
+// assembly is what is needed to read a client's datagrams.
 type assembly struct {
-	keys     keys
-	hello    [clienthello.MaxLen]byte
-	have     [clienthello.MaxLen / 64]uint64 // a bit for each byte of hello
-	extent   int                             // bytes at or behind which there are none
-	conflict bool                            // two frames disagree about a byte
-	plain    [maxPacket]byte
+	clienthello.Assembly
+	keys  keys
+	plain [maxPacket]byte
 }
 
 var assemblies = sync.Pool{New: func() any { return new(assembly) }}
-
-func (a *assembly) reset() {
-	clear(a.have[:(a.extent+63)/64])
-	a.extent, a.conflict = 0, false
-}
 
 // The frames a client may send in an Initial.
 const (
@@ -207,10 +198,9 @@ func (a *assembly) frames(b []byte) {
 				return
 			}
 			n, ok := varint(b, &at)
-			if !ok || n > uint64(len(b)-at) || offset > clienthello.MaxLen || offset+n > clienthello.MaxLen {
+			if !ok || n > uint64(len(b)-at) || offset > clienthello.MaxLen || !a.Put(int(offset), b[at:at+int(n)]) {
 				return
 			}
-			a.put(int(offset), b[at:at+int(n)])
 			at += int(n)
 		default: // CONNECTION_CLOSE, after which nothing matters, or illegal
 			return
@@ -242,45 +232,4 @@ func skipACK(b []byte, at *int, ecn bool) bool {
 		}
 	}
 	return true
-}
-
-// put stores a frame's bytes. The first frame to bring a byte decides it; one
-// that brings another makes the whole a conflict, for servers differ in which
-// they believe.
-func (a *assembly) put(offset int, b []byte) {
-	a.extent = max(a.extent, offset+len(b))
-	for len(b) > 0 {
-		low := offset % 64
-		n := min(64-low, len(b))
-		word := &a.have[offset/64]
-		mask := ^uint64(0) >> (64 - n) << low
-		if *word&mask == 0 {
-			copy(a.hello[offset:], b[:n])
-		} else {
-			a.merge(offset, b[:n], *word>>low)
-		}
-		*word |= mask
-		offset, b = offset+n, b[n:]
-	}
-}
-
-// merge stores those bytes whose bit in have is not set.
-func (a *assembly) merge(offset int, b []byte, have uint64) {
-	for i, c := range b {
-		if have>>i&1 == 0 {
-			a.hello[offset+i] = c
-		} else if a.hello[offset+i] != c {
-			a.conflict = true
-		}
-	}
-}
-
-// contiguous is how much of the hello is there from its beginning.
-func (a *assembly) contiguous() int {
-	for i, w := range a.have[:(a.extent+63)/64] {
-		if w != ^uint64(0) {
-			return 64*i + bits.TrailingZeros64(^w)
-		}
-	}
-	return a.extent
 }
