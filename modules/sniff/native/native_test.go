@@ -1,0 +1,255 @@
+package native
+
+import (
+	"bytes"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/caddyserver/caddy/v2"
+
+	"github.com/wayhouse-proxy/wayhouse/internal/firstpackets"
+	"github.com/wayhouse-proxy/wayhouse/internal/testkit"
+	"github.com/wayhouse-proxy/wayhouse/modules/sniff"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+// kinds are the sniffers that the first packets are for, by protocol.
+var kinds = map[string]sniff.Sniffer{
+	"a2s": new(A2S), "quake3": new(Quake3), "raknet": new(RakNet), "wireguard": new(WireGuard), "openvpn": new(OpenVPN),
+	"teamspeak3": new(TeamSpeak3), "enet": new(ENet), "stun": new(STUN), "dtls": new(DTLS), "quic": new(QUIC), "minecraft": new(Minecraft),
+}
+
+// input is the first n segments of a case.
+func input(t testing.TB, c firstpackets.Case, n int, final bool) *sniff.Input {
+	data := c.Data(t)[:n]
+	if c.UDP() {
+		return udp(data, final)
+	}
+	return &sniff.Input{Bytes: bytes.Join(data, nil), Final: final}
+}
+
+func udp(datagrams [][]byte, final bool) *sniff.Input {
+	return &sniff.Input{Bytes: datagrams[0], Datagrams: datagrams, Final: final}
+}
+
+func ask(s sniff.Sniffer, in *sniff.Input) (sniff.Verdict, *sniff.Hint) {
+	h := new(sniff.Hint)
+	return s.Sniff(in, h), h
+}
+
+func TestVectors(t *testing.T) {
+	for protocol, s := range kinds {
+		for _, c := range firstpackets.All(t, protocol) {
+			t.Run(c.ID, func(t *testing.T) {
+				n := len(c.Segments)
+				v, h := ask(s, input(t, c, n, false))
+				switch recognised := v == sniff.Recognised || v == sniff.Partial; {
+				case recognised != c.Expect.Recognised && c.Expect.Tolerance != "either":
+					t.Errorf("%v, want recognised %v", v, c.Expect.Recognised)
+				case recognised && string(h.Key) != protocol:
+					t.Errorf("key %q", h.Key)
+				case recognised && !c.Expect.HostOptional && (string(h.Host) != c.Expect.Host || h.HasHost != (c.Expect.Host != "")):
+					t.Errorf("host %q (%v), want %q", h.Host, h.HasHost, c.Expect.Host)
+				case c.Expect.More && v != sniff.Undecided, !c.Expect.More && v == sniff.Undecided && c.Expect.Tolerance != "either":
+					t.Errorf("%v, more %v", v, c.Expect.More)
+				}
+				for i, want := range c.Expect.Steps {
+					got, _ := ask(s, input(t, c, i+1, false))
+					early := c.Expect.Tolerance == "early-match" && got == sniff.Recognised
+					if now := map[string]sniff.Verdict{"more": sniff.Undecided, "partial": sniff.Partial, "match": sniff.Recognised}[want]; got != now && !early {
+						t.Errorf("after segment %d: %v, want %v", i, got, now)
+					}
+				}
+			})
+		}
+	}
+}
+
+// A stream that is recognised is undecided at every cut, and every other
+// stream changes its verdict from undecided alone. Recognised stays, for the
+// listener's flow keeps it.
+func TestEveryCut(t *testing.T) {
+	for protocol, s := range kinds {
+		for _, c := range firstpackets.All(t) {
+			if c.UDP() {
+				continue
+			}
+			stream := bytes.Join(c.Data(t), nil)
+			whole, _ := ask(s, &sniff.Input{Bytes: stream})
+			last := sniff.Undecided
+			for cut := range len(stream) + 1 {
+				v, _ := ask(s, &sniff.Input{Bytes: stream[:cut]})
+				if last != sniff.Undecided && v != last && last != sniff.Recognised {
+					t.Fatalf("%s, %s: %v of %d bytes is %v of %d", protocol, c.ID, last, cut-1, v, cut)
+				}
+				if last = v; v == sniff.Recognised {
+					break
+				}
+			}
+			if protocol == c.Protocol && whole == sniff.Recognised && last != sniff.Recognised {
+				t.Errorf("%s, %s: never recognised on the way", protocol, c.ID)
+			}
+		}
+	}
+}
+
+// What one sniffer is for the others are not, but for the pairs that the first
+// packets name: openvpn is weak, quake3 shares words with source-connect, and
+// a header may have the payload of another protocol behind it.
+func TestOthers(t *testing.T) {
+	for protocol, s := range kinds {
+		for _, c := range firstpackets.All(t) {
+			if c.Protocol == protocol || !c.Expect.Recognised || protocol == "openvpn" && c.Protocol != "wireguard" ||
+				protocol == "quake3" && c.Protocol == "source-connect" {
+				continue
+			}
+			v, h := ask(s, input(t, c, len(c.Segments), true))
+			if v == sniff.Recognised || v == sniff.Partial {
+				t.Errorf("%s takes %s: host %q", protocol, c.ID, h.Host)
+			}
+		}
+	}
+}
+
+// No prefix and no changed byte of any first packet makes any sniffer panic,
+// change what it looks at, or say what a hint cannot be.
+func TestAnyBytes(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	rng := rand.New(rand.NewPCG(seed, 0))
+	all := slices.Collect(func(yield func(sniff.Sniffer) bool) {
+		for _, s := range kinds {
+			if !yield(s) {
+				return
+			}
+		}
+	})
+	for _, c := range firstpackets.All(t) {
+		data := c.Data(t)
+		first := data[0]
+		step := max(1, len(first)/64)
+		for at := rng.IntN(step); at < len(first); at += step {
+			changed := bytes.Clone(first)
+			changed[at] ^= byte(1 + rng.IntN(255))
+			for _, s := range all {
+				look(t, s, first[:at], nil)
+				look(t, s, changed, data[1:])
+			}
+		}
+	}
+}
+
+// look asks a sniffer about bytes in every way and checks the answer.
+func look(t testing.TB, s sniff.Sniffer, b []byte, rest [][]byte) {
+	before := bytes.Clone(b)
+	for _, in := range []*sniff.Input{{Bytes: b}, {Bytes: b, Final: true}, udp(append([][]byte{b}, rest...), false)} {
+		v, h := ask(s, in)
+		if !bytes.Equal(before, b) {
+			t.Fatalf("%T has changed its input % x", s, before)
+		}
+		if v != sniff.Recognised {
+			continue
+		}
+		if h.HasHost == (len(h.Host) == 0) || !h.HasKey || h.Reject || bytes.ContainsAny(h.Host, "\x00 ") || len(h.Host) > maxHost ||
+			bytes.ContainsFunc(h.Host, func(r rune) bool { return 'A' <= r && r <= 'Z' }) {
+			t.Fatalf("%T: %+v of % x", s, h, b)
+		}
+	}
+}
+
+func TestRegisteredNames(t *testing.T) {
+	for protocol, s := range kinds {
+		info, err := caddy.GetModule("wayhouse.sniffers." + protocol)
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		if got := s.(caddy.Module).CaddyModule().ID; got != info.ID {
+			t.Errorf("%s is %s", protocol, got)
+		}
+	}
+}
+
+func TestMinecraftParts(t *testing.T) {
+	for id, want := range map[string]string{
+		"mc-1.8-login": "state=login protocol=47", "mc-1.21.5-transfer": "state=transfer protocol=770",
+		"mc-status-ver-minus1": "state=status protocol=-1", "mc-legacy-1.6": "state=status protocol=78",
+	} {
+		for _, c := range firstpackets.All(t, "minecraft") {
+			if c.ID != id {
+				continue
+			}
+			_, h := ask(new(Minecraft), input(t, c, 1, false))
+			var got []byte
+			for i, p := range h.Parts() {
+				if i > 0 {
+					got = append(got, ' ')
+				}
+				got = append(append(append(got, p.Name...), '='), p.Value...)
+			}
+			if string(got) != want {
+				t.Errorf("%s: %s, want %s", id, got, want)
+			}
+		}
+	}
+	for _, bare := range []string{"\xfe", "\xfe\x01"} {
+		if v, _ := ask(new(Minecraft), &sniff.Input{Bytes: []byte(bare)}); v != sniff.Undecided {
+			t.Errorf("% x: %v while more may come", bare, v)
+		}
+		if v, h := ask(new(Minecraft), &sniff.Input{Bytes: []byte(bare), Final: true}); v != sniff.Recognised || h.HasHost {
+			t.Errorf("% x: %v, host %q", bare, v, h.Host)
+		}
+	}
+}
+
+func TestNoAllocations(t *testing.T) {
+	for protocol, s := range kinds {
+		for _, c := range firstpackets.All(t, protocol) {
+			in, h := input(t, c, len(c.Segments), false), new(sniff.Hint)
+			s.Sniff(in, h) // grows the hint's buffers
+			n := testing.AllocsPerRun(20, func() {
+				h.Reset()
+				s.Sniff(in, h)
+			})
+			if limit := map[string]float64{"quic": 3}[protocol]; n > limit && !testkit.Race {
+				t.Errorf("%s: %v allocations", c.ID, n)
+			}
+		}
+	}
+}
+
+func BenchmarkSniff(b *testing.B) {
+	for protocol, s := range kinds {
+		for _, c := range firstpackets.All(b, protocol) {
+			if !c.Expect.Recognised {
+				continue
+			}
+			in, h := input(b, c, len(c.Segments), false), new(sniff.Hint)
+			b.Run(protocol, func(b *testing.B) {
+				b.ReportAllocs()
+				for b.Loop() {
+					h.Reset()
+					s.Sniff(in, h)
+				}
+			})
+			break
+		}
+	}
+}
+
+func FuzzSniffers(f *testing.F) {
+	for _, c := range firstpackets.All(f) {
+		f.Add(c.Data(f)[0], uint16(5))
+	}
+	f.Fuzz(func(t *testing.T, b []byte, cut uint16) {
+		for _, s := range kinds {
+			look(t, s, b, nil)
+			early, _ := ask(s, &sniff.Input{Bytes: b[:min(int(cut), len(b))]})
+			if v, _ := ask(s, &sniff.Input{Bytes: b}); early == sniff.Unrecognised && v != early {
+				t.Errorf("%T: %v of %d bytes, %v of all", s, early, cut, v)
+			}
+		}
+	})
+}
