@@ -123,11 +123,15 @@ func (w *owner) Rehome(o *udprelay.Opening) udprelay.Decision {
 		o.Reason = relay.NoBackend
 		return udprelay.Refuse
 	}
-	return open(o, p, func(b *pool.Backend) *relay.Path {
+	d := open(o, p, func(b *pool.Backend) *relay.Path {
 		if path, ok := w.moved.Load(b); ok {
 			return path.(*relay.Path)
 		}
 		path, _ := w.moved.LoadOrStore(b, newPath(p, b, from.Listener, from.Route, from.Counters, w.stats))
 		return path.(*relay.Path)
 	})
+	if d == udprelay.Forward {
+		w.stats.Open(true, 0) // of the listener that counts it out, which may be gone by now
+	}
+	return d
 }

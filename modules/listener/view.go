@@ -12,6 +12,7 @@ import (
 	"github.com/wayhouse-proxy/wayhouse/internal/relay/tcprelay"
 	"github.com/wayhouse-proxy/wayhouse/internal/relay/udprelay"
 	"github.com/wayhouse-proxy/wayhouse/modules/flow"
+	"github.com/wayhouse-proxy/wayhouse/modules/sniff"
 )
 
 // A view is what one config wants done with new flows. It does not change
@@ -30,6 +31,7 @@ type view struct {
 	limits *Limits
 	peek   budget
 	routes []*Route
+	plan   sniff.Plan // the sniffers that routes ask, in order
 	hint   Decider // asked before the routes; nil: nobody
 	grace  time.Duration
 
@@ -107,17 +109,25 @@ func (ep *endpoint) Accept(o *tcprelay.Opening) tcprelay.Decision {
 		v.stats.Blocked(limit)
 		return tcprelay.Refuse
 	}
-	if i, known := v.straight(o.Client, o.Local); known && i != noRoute {
+	d := tcprelay.Refuse
+	defer func() { // after a panic of a matcher too
+		if d == tcprelay.Refuse {
+			v.stats.Abandoned(false)
+		}
+	}()
+	i, known := v.straight(o.Client, o.Local)
+	switch {
+	case !known:
+		go v.serveTCP(o.FD, o.Client, o.Local)
+		d = tcprelay.Take
+	case i == noRoute:
+		v.stats.NoRoute.Inc()
+	default:
 		v.stats.Accepted.Inc()
 		o.Dialer = v.dialers[i]
-		return tcprelay.Forward
-	} else if known {
-		v.stats.NoRoute.Inc()
-		v.stats.Abandoned(false)
-		return tcprelay.Refuse
+		d = tcprelay.Forward
 	}
-	go v.serveTCP(o.FD, o.Client, o.Local)
-	return tcprelay.Take
+	return d
 }
 
 // AcceptFailed implements tcprelay.Acceptor.
@@ -137,7 +147,7 @@ func (ep *endpoint) AcceptFailed(err error, pause time.Duration) {
 var acceptLog everySecond
 
 type everySecond struct {
-	next atomic.Int64 // UnixNano of the monotonic clock's start plus elapsed
+	next atomic.Int64 // nanoseconds after started
 	held atomic.Int64
 }
 
@@ -182,32 +192,36 @@ func (ep *endpoint) Open(o *udprelay.Opening) udprelay.Decision {
 		o.Reason = relay.Filtered
 		return udprelay.Refuse
 	}
-	if i, known := v.straight(o.Client, o.Local); known {
-		o.Reason = relay.NoRoute
-		d := udprelay.Refuse
-		if i != noRoute {
-			d = v.routes[i].native.ForwardUDP(o, v.places[i])
-		}
-		if d != udprelay.Forward {
+	d := udprelay.Refuse
+	defer func() { // after a panic of a matcher or a balancer too
+		if d == udprelay.Refuse {
 			v.stats.Abandoned(true)
 		}
-		return d
+	}()
+	i, known := v.straight(o.Client, o.Local)
+	switch {
+	case known && i == noRoute:
+		o.Reason = relay.NoRoute
+	case known:
+		d = v.routes[i].native.ForwardUDP(o, v.places[i])
+	default:
+		c, err := o.Hold(v.held)
+		if err != nil {
+			o.Reason = relay.PendingFull
+			break
+		}
+		go v.serveUDP(c, o.Client, o.Local, o.Worker)
+		d = udprelay.Hold
 	}
-	c, err := o.Hold(v.held)
-	if err != nil {
-		v.stats.Abandoned(true)
-		o.Reason = relay.PendingFull
-		return udprelay.Refuse
-	}
-	go v.serveUDP(c, o.Client, o.Local, o.Worker)
-	return udprelay.Hold
+	return d
 }
 
 // Rehomer is the owner of paths whose sessions may move to another backend
 // when theirs is gone.
 type Rehomer interface {
 	// Rehome sets the opening's new path and socket, as Forwarder.ForwardUDP
-	// does; From is the path that the session leaves.
+	// does; From is the path that the session leaves. It has counted the session
+	// in when it answers Forward, for the old one is about to be counted out.
 	Rehome(o *udprelay.Opening) udprelay.Decision
 }
 
@@ -219,11 +233,7 @@ func (v *view) rehome(o *udprelay.Opening) udprelay.Decision {
 		o.Reason = relay.NoBackend
 		return udprelay.Refuse
 	}
-	d := r.Rehome(o)
-	if d == udprelay.Forward {
-		v.stats.Open(true, 0) // the old one is about to be counted out
-	}
-	return d
+	return r.Rehome(o)
 }
 
 func (v *view) counters(worker int) *relay.Counters { return &v.cs[worker] }
