@@ -20,6 +20,7 @@ import (
 	"github.com/wayhouse-proxy/wayhouse/internal/relay/tcprelay"
 	"github.com/wayhouse-proxy/wayhouse/internal/relay/udprelay"
 	"github.com/wayhouse-proxy/wayhouse/modules/flow"
+	"github.com/wayhouse-proxy/wayhouse/modules/sniff"
 )
 
 // Listener is a named set of addresses and what is done with the connections
@@ -220,6 +221,7 @@ func (l *Listener) Provision(ctx caddy.Context, name string, binds Binds, limits
 		l.hint = mod.(Decider)
 	}
 	l.view = newView(l, grace)
+	l.view.plan = l.plan()
 	return nil
 }
 
@@ -318,6 +320,20 @@ func (r *Route) matchAddr(client, local netip.AddrPort) bool {
 		}
 	}
 	return len(r.addrSets) == 0
+}
+
+// plan is the sniffers that the routes ask, in order.
+func (l *Listener) plan() (p sniff.Plan) {
+	for _, r := range l.Routes {
+		for _, set := range r.sets {
+			for _, single := range set {
+				for _, m := range single {
+					p.Add(m)
+				}
+			}
+		}
+	}
+	return p
 }
 
 // Handlers are the handlers of the listener's routes, for those who look for

@@ -17,6 +17,7 @@ import (
 	"github.com/wayhouse-proxy/wayhouse/internal/relay"
 	"github.com/wayhouse-proxy/wayhouse/internal/relay/tcprelay"
 	"github.com/wayhouse-proxy/wayhouse/internal/relay/udprelay"
+	"github.com/wayhouse-proxy/wayhouse/modules/sniff"
 )
 
 // A walk takes one flow through the routes, in strict order. A route that
@@ -31,7 +32,12 @@ type walk struct {
 	spent    bool // no more bytes will be waited for
 	silent   bool // …and none have come: routes that need bytes are passed over
 
-	cx *layer4.Connection
+	cx    *layer4.Connection
+	first *sniff.Flow // what cx has for matchers, and what sniffers say of it
+}
+
+func newWalk(v *view, conn net.Conn, src source, deadline time.Time) *walk {
+	return &walk{v: v, conn: conn, src: src, deadline: deadline, first: sniff.NewFlow(v.plan)}
 }
 
 // source has the first bytes of a flow.
@@ -76,6 +82,7 @@ func (w *walk) find(i int) (int, verdict, error) {
 func (w *walk) wait() {
 	if len(w.buf) >= w.v.peek.MaxBytes {
 		w.spent = true
+		w.first.End()
 		return
 	}
 	buf, err := w.src.more(w.deadline, w.v.peek.MaxBytes)
@@ -85,6 +92,7 @@ func (w *walk) wait() {
 	}
 	if err != nil {
 		w.spent, w.silent = true, len(w.buf) == 0
+		w.first.End()
 	}
 }
 
@@ -104,6 +112,7 @@ func (w *walk) decide(d Decider, c Conn) (Forwarder, error) {
 func (w *walk) rewrap() {
 	old := w.cx
 	w.cx = layer4.WrapConnection(w.conn, w.buf, w.v.logger)
+	defer w.show(w.buf)
 	if old == nil {
 		return
 	}
@@ -114,6 +123,17 @@ func (w *walk) rewrap() {
 		}
 	}
 	w.cx.Replacer().Map(old.Replacer().Get)
+}
+
+// show lets matchers and sniffers find what there is to see beside w.cx.
+func (w *walk) show(matching []byte) {
+	var datagrams [][]byte
+	if u, ok := w.src.(*udpSource); ok {
+		datagrams = u.tmp
+	} else if w.conn.LocalAddr().Network() == "udp" && len(matching) > 0 {
+		datagrams = [][]byte{matching} // what a handler has left of them
+	}
+	w.first.Show(w.cx, matching, datagrams)
 }
 
 // keepVars is the context of an earlier connection with the variables and the
@@ -219,7 +239,7 @@ func (v *view) serveTCP(fd int, client, local netip.AddrPort) {
 	}
 	defer c.Close() // nothing, when it was detached
 	defer v.contain(client)
-	w := &walk{v: v, conn: c, src: &tcpSource{c: c}, deadline: c.opened.Add(v.peek.Timeout)}
+	w := newWalk(v, c, &tcpSource{c: c}, c.opened.Add(v.peek.Timeout))
 	w.rewrap()
 	if v.decideTCP(v.hint, w, c, v.hinted) {
 		return
@@ -321,6 +341,8 @@ func (w *walk) continueOn(cx *layer4.Connection) {
 	w.src = &streamSource{conn: cx.Conn, buf: w.buf}
 	w.spent, w.silent = false, false
 	w.deadline = time.Now().Add(w.v.peek.Timeout)
+	w.first = sniff.NewFlow(w.v.plan)
+	w.show(cx.MatchingBytes())
 }
 
 // unread is a connection without the bytes that its layer4.Connection has
@@ -365,7 +387,7 @@ func (v *view) serveUDP(uc *udprelay.Conn, client, local netip.AddrPort, worker 
 		}
 	}()
 	defer v.contain(client)
-	w := &walk{v: v, conn: c, src: &udpSource{c: uc}, deadline: time.Now().Add(v.peek.Timeout)}
+	w := newWalk(v, c, &udpSource{c: uc}, time.Now().Add(v.peek.Timeout))
 	w.buf, _ = w.src.more(time.Time{}, v.peek.MaxBytes)
 	w.rewrap()
 	if v.decideUDP(v.hint, w, c, v.hinted) {

@@ -32,7 +32,7 @@ type view struct {
 	peek   budget
 	routes []*Route
 	plan   sniff.Plan // the sniffers that routes ask, in order
-	hint   Decider // asked before the routes; nil: nobody
+	hint   Decider    // asked before the routes; nil: nobody
 	grace  time.Duration
 
 	engines *Engines
