@@ -209,6 +209,9 @@ func (l *Listener) Provision(ctx caddy.Context, name string, binds Binds, limits
 	}
 	l.peek = l.Peek.budget()
 	for i, r := range l.Routes {
+		if r == nil {
+			return fmt.Errorf("%s.routes[%d]: is null", l.path, i)
+		}
 		if err := r.provision(ctx); err != nil {
 			return fmt.Errorf("%s.routes[%d]: %w", l.path, i, err)
 		}

@@ -49,6 +49,15 @@ func TestMistakes(t *testing.T) {
 		"a pool that is null": {
 			app: `{"pools": {"lobby": null}}`, want: `pools.lobby.targets: none`,
 		},
+		"a route that is null": {
+			app: `{` + pool + `, "listeners": {"game": {"bind": ["tcp/:7777"], "routes": [null]}}}`, want: `listeners.game.routes[0]: is null`,
+		},
+		"a handler that is null": {
+			app: `{` + pool + `, "listeners": {"game": {"bind": ["tcp/:7777"], "routes": [{"handle": [null]}]}}}`, want: `listeners.game.routes[0]: handle: `,
+		},
+		"a match that is null": {
+			app: `{` + pool + `, "listeners": {"game": {"bind": ["tcp/:7777"], "routes": [{"match": [{"remote_ip": null}], "handle": [null]}]}}}`, want: `listeners.game.routes[0]: `,
+		},
 		"a backend without a port": {
 			app: `{"pools": {"lobby": {"targets": ["10.0.0.5"]}}}`, want: `pools.lobby.targets: "10.0.0.5" is neither ip:port nor host:port`,
 			caddyfile: lobby + "to 10.0.0.5\n\t}\n",
