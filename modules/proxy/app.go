@@ -23,6 +23,7 @@ import (
 	"github.com/wayhouse-proxy/wayhouse/modules/listener"
 	"github.com/wayhouse-proxy/wayhouse/modules/pool"
 	"github.com/wayhouse-proxy/wayhouse/modules/resolver"
+	"github.com/wayhouse-proxy/wayhouse/modules/sniff"
 )
 
 func init() { caddy.RegisterModule(new(App)) }
@@ -50,6 +51,10 @@ type App struct {
 	// The resolvers that may be asked where flows go, by name.
 	ResolversRaw map[string]json.RawMessage `json:"resolvers,omitempty" caddy:"namespace=wayhouse.resolvers inline_key=resolver"`
 
+	// The hosts of sniffers: native for native ones with options, wasm for
+	// modules in a directory. Native ones without options need none.
+	SniffersRaw caddy.ModuleMap `json:"sniffers,omitempty" caddy:"namespace=wayhouse.sniffer_hosts"`
+
 	// The listeners, by name. Names are letters, digits, - _ and .
 	Listeners map[string]*listener.Listener `json:"listeners,omitempty"`
 
@@ -58,6 +63,8 @@ type App struct {
 	grace  time.Duration
 	binds  listener.Binds
 	pools  map[string]*pool.Pool // named and inline, by name
+
+	sniffers *sniff.Set
 
 	resolvers map[string]*resolver.Host
 
@@ -118,6 +125,10 @@ func (a *App) Provision(ctx caddy.Context) error {
 		return fmt.Errorf("registering metrics: %w", err)
 	}
 	inside := ctx.WithValue(appKey, a)
+	if err := a.loadSniffers(inside); err != nil {
+		return err
+	}
+	inside = a.sniffers.In(inside)
 	a.ctx = inside
 	for _, name := range slices.Sorted(maps.Keys(a.Pools)) {
 		if err := a.addPool(name, a.Pools[name]); err != nil {
@@ -144,6 +155,24 @@ func (a *App) Provision(ctx caddy.Context) error {
 }
 
 const maxWorkers = 127
+
+func (a *App) loadSniffers(ctx caddy.Context) (err error) {
+	var hosts map[string]any
+	if len(a.SniffersRaw) > 0 {
+		mods, err := ctx.LoadModule(a, "SniffersRaw")
+		if err != nil {
+			return fmt.Errorf("sniffers: %w", err)
+		}
+		hosts = mods.(map[string]any)
+	}
+	if a.sniffers, err = sniff.NewSet(ctx, hosts); err != nil {
+		return fmt.Errorf("sniffers.%w", err)
+	}
+	return nil
+}
+
+// Sniffers are the sniffers of the config.
+func (a *App) Sniffers() *sniff.Set { return a.sniffers }
 
 func (a *App) addPool(name string, c *pool.Config) error {
 	if c == nil {

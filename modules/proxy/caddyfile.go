@@ -11,6 +11,7 @@ import (
 	"github.com/wayhouse-proxy/wayhouse/modules/listener"
 	"github.com/wayhouse-proxy/wayhouse/modules/pool"
 	"github.com/wayhouse-proxy/wayhouse/modules/resolver"
+	"github.com/wayhouse-proxy/wayhouse/modules/sniff"
 )
 
 func init() { httpcaddyfile.RegisterGlobalOption("wayhouse", parseGlobalOption) }
@@ -31,6 +32,9 @@ func init() { httpcaddyfile.RegisterGlobalOption("wayhouse", parseGlobalOption) 
 //			...
 //		}
 //		resolver <name> <kind> <url> {
+//			...
+//		}
+//		sniffers <host> {
 //			...
 //		}
 //		listener <name> <addresses...> {
@@ -76,6 +80,7 @@ func (a *App) caddyfileOptions() caddyopt.Options {
 		"limits":         caddyopt.Nested(a.Limits.CaddyfileOptions()),
 		"pool":           caddyopt.Many(caddyopt.Func(a.unmarshalPool)),
 		"resolver":       caddyopt.Many(caddyopt.Func(a.unmarshalResolver)),
+		"sniffers":       sniff.CaddyfileOption(&a.SniffersRaw),
 		"listener":       caddyopt.Many(caddyopt.Func(a.unmarshalListener)),
 	}
 }

@@ -152,7 +152,11 @@ func (s *Set) Get(name string) (*Named, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the native sniffer %s cannot do without options: declare it under a name of its own in sniffers.native: %w", name, err)
 	}
-	n := newNamed(name, "the native module "+id, m.(Sniffer))
+	sn, ok := m.(Sniffer)
+	if !ok {
+		return nil, fmt.Errorf("%s: %T is no sniffer", id, m)
+	}
+	n := newNamed(name, "the native module "+id, sn)
 	s.byName[name] = n
 	return n, nil
 }
