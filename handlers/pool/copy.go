@@ -34,7 +34,7 @@ func (h *Handler) copyStream(cx *layer4.Connection, at *listener.Place, client, 
 	defer b.Release()
 	s := h.pool.Settings()
 	show(cx, h.path(at, b))
-	return pumpStream(cx, up, at, watch(s.IdleTimeout, s.MaxLifetime, func() { up.Close(); cx.Close() }), b)
+	return pumpStream(cx, up, at, watch(s.IdleTimeout, s.MaxLifetime, cutter(cx, up)), b)
 }
 
 // evidence hears what a flow says of its backend.
@@ -129,7 +129,7 @@ func (h *Handler) copyDatagrams(cx *layer4.Connection, at *listener.Place, clien
 		b.Passive(relay.ConnectFailure(errnoOf(err)))
 		return err
 	}
-	return pumpDatagrams(cx, up, at, watch(s.IdleTimeout, s.MaxLifetime, func() { up.Close(); cx.Close() }), b)
+	return pumpDatagrams(cx, up, at, watch(s.IdleTimeout, s.MaxLifetime, cutter(cx, up)), b)
 }
 
 // pumpDatagrams copies until the session ends, and closes up.
@@ -165,18 +165,29 @@ type watcher struct {
 	timer *time.Timer
 }
 
-func watch(idle, lifetime time.Duration, end func()) *watcher {
+// cutter ends both sides of a flow, the client's first: it is asked why.
+func cutter(cx *layer4.Connection, up net.Conn) func(relay.Reason) {
+	return func(why relay.Reason) {
+		if c := listener.ConnOf(cx); c != nil {
+			c.End(why)
+		}
+		cx.Close()
+		up.Close()
+	}
+}
+
+func watch(idle, lifetime time.Duration, end func(relay.Reason)) *watcher {
 	w := &watcher{began: time.Now()}
 	armed := make(chan struct{})
 	w.timer = time.AfterFunc(idle, func() {
 		<-armed
 		age := time.Since(w.began)
-		left := idle - (age - time.Duration(w.last.Load()))
-		if lifetime > 0 {
-			left = min(left, lifetime-age)
+		left, why := idle-(age-time.Duration(w.last.Load())), relay.IdleTimeout
+		if lifetime > 0 && lifetime-age < left {
+			left, why = lifetime-age, relay.Limit
 		}
 		if left <= 0 {
-			end()
+			end(why)
 			return
 		}
 		w.timer.Reset(left)

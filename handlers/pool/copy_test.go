@@ -63,7 +63,7 @@ func TestClientResetIsNoEvidence(t *testing.T) {
 			go func() {
 				defer close(done)
 				cx := layer4.WrapConnection(tc.client(ours), nil, zap.NewNop())
-				pumpStream(cx, up, at, watch(time.Minute, 0, func() {}), &r)
+				pumpStream(cx, up, at, watch(time.Minute, 0, func(relay.Reason) {}), &r)
 				cx.Close()
 			}()
 			if tc.reset {
@@ -109,9 +109,41 @@ func TestCopiedBytesCountOnce(t *testing.T) {
 				t.Fatal(err)
 			}
 			for dir, want := range map[string]int{"c2s": len(sent), "s2c": n} {
-				testkit.Settles(t, "bytes_total "+dir, float64(want), func() float64 { return bytesTotal(t, name, dir) })
+				testkit.Settles(t, "bytes_total "+dir, float64(want), func() float64 { return metric(t, "wayhouse_bytes_total", "listener", name, "dir", dir) })
 			}
 		})
+	}
+}
+
+// TestCopiedFlowsSayWhyTheyEnd looks for the reason of flows that this handler
+// copies.
+func TestCopiedFlowsSayWhyTheyEnd(t *testing.T) {
+	tcp, udp := testkit.NewTCPBackend(t, 1, "127.0.0.1:0"), testkit.NewUDPBackend(t, 1, "127.0.0.1:0")
+	for network, backend := range map[string]string{"tcp": tcp.Addr, "udp": udp.Addr} {
+		for reason, options := range map[string]testkit.M{
+			"idle_timeout": {"idle_timeout": "20ms"},
+			"limit":        {"max_lifetime": "20ms"},
+			"error":        {"source_addresses": []string{"192.0.2.1"}}, // none of ours
+		} {
+			t.Run(network+" "+reason, func(t *testing.T) {
+				name := "ended-" + network + "-" + reason
+				run(t, testkit.App(testkit.M{name: testkit.Listener([]string{network + "/127.0.0.1:0"}, testkit.Route(
+					testkit.M{"handler": "throttle", "read_bytes_per_second": 1 << 30, "read_burst_size": 1 << 20},
+					testkit.M{"handler": "pool", "pool": "p"}))},
+					testkit.M{"p": testkit.With(testkit.Pool(backend), options)}))
+				c, err := net.Dial(network, proxy.Running().Listening(name)[0].Addr.String())
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer c.Close()
+				if _, err := c.Write([]byte("x")); err != nil {
+					t.Fatal(err)
+				}
+				testkit.Settles(t, "flows_closed_total", 1, func() float64 {
+					return metric(t, "wayhouse_flows_closed_total", "listener", name, "proto", network, "reason", reason)
+				})
+			})
+		}
 	}
 }
 
@@ -132,8 +164,8 @@ func run(t *testing.T, config testkit.M) {
 	})
 }
 
-// bytesTotal is wayhouse_bytes_total of a listener.
-func bytesTotal(t *testing.T, name, dir string) (sum float64) {
+// metric is the sum of the counters of a name that have these labels.
+func metric(t *testing.T, name string, labels ...string) (sum float64) {
 	t.Helper()
 	reg := prometheus.NewRegistry()
 	if err := metrics.Register(reg); err != nil {
@@ -144,15 +176,19 @@ func bytesTotal(t *testing.T, name, dir string) (sum float64) {
 		t.Fatal(err)
 	}
 	for _, f := range families {
-		if f.GetName() != "wayhouse_bytes_total" {
+		if f.GetName() != name {
 			continue
 		}
 		for _, m := range f.GetMetric() {
-			labels := map[string]string{}
+			has := map[string]string{}
 			for _, l := range m.GetLabel() {
-				labels[l.GetName()] = l.GetValue()
+				has[l.GetName()] = l.GetValue()
 			}
-			if labels["listener"] == name && labels["dir"] == dir {
+			ok := true
+			for i := 0; i < len(labels); i += 2 {
+				ok = ok && has[labels[i]] == labels[i+1]
+			}
+			if ok {
 				sum += m.GetCounter().GetValue()
 			}
 		}

@@ -116,7 +116,7 @@ func (d *Direct) Handle(cx *layer4.Connection, _ layer4.Handler) error {
 		return err
 	}
 	show(cx, d.path(at))
-	w := watch(d.IdleTimeout, 0, func() { up.Close(); cx.Close() })
+	w := watch(d.IdleTimeout, 0, cutter(cx, up))
 	if udp {
 		return pumpDatagrams(cx, up, at, w, nobody{})
 	}

@@ -151,6 +151,12 @@ func (c *TCPConn) Close() error {
 	return err
 }
 
+// End is Close for a reason of the caller's.
+func (c *TCPConn) End(why relay.Reason) {
+	c.because(why)
+	c.Close()
+}
+
 // reject closes a connection that no route has taken.
 func (c *TCPConn) reject() {
 	c.over.Do(func() {
@@ -306,8 +312,7 @@ func (s *takenSet) closeFlow(id relay.ID, why relay.Reason) bool {
 func (s *takenSet) closePaths(match func(*relay.Path) bool, why relay.Reason) {
 	for _, c := range s.list() {
 		if i := c.info(); match(i.Path) {
-			c.because(why)
-			c.Close()
+			c.End(why)
 		}
 	}
 }

@@ -205,6 +205,7 @@ type Conn interface {
 	Place() *Place // nil while the route is being decided
 	Engines() *Engines
 	SetPath(*relay.Path) // what operators see of it from now on
+	End(relay.Reason)    // Close, and say why
 }
 
 // ConnOf is the client's connection behind cx, nil outside a Wayhouse listener.
@@ -238,7 +239,7 @@ func (v *view) serveTCP(fd int, client, local netip.AddrPort) {
 		return
 	}
 	defer c.Close() // nothing, when it was detached
-	defer v.contain(client)
+	defer v.contain(client, func() { c.because(relay.Error) })
 	w := newWalk(v, c, &tcpSource{c: c}, c.opened.Add(v.peek.Timeout))
 	w.rewrap()
 	if v.decideTCP(v.hint, w, c, v.hinted) {
@@ -277,6 +278,7 @@ func (v *view) serveTCP(fd int, client, local netip.AddrPort) {
 		through, err := r.run(w.cx)
 		if err != nil {
 			v.logger.Debug("handling a connection", zap.Stringer("remote", client), zap.Error(err))
+			c.because(relay.Error)
 		}
 		if through == nil || err != nil {
 			return
@@ -386,7 +388,11 @@ func (v *view) serveUDP(uc *udprelay.Conn, client, local netip.AddrPort, worker 
 			v.stats.Abandoned(true)
 		}
 	}()
-	defer v.contain(client)
+	defer v.contain(client, func() {
+		if attached {
+			c.End(relay.Error)
+		}
+	})
 	w := newWalk(v, c, &udpSource{c: uc}, time.Now().Add(v.peek.Timeout))
 	w.buf, _ = w.src.more(time.Time{}, v.peek.MaxBytes)
 	w.rewrap()
@@ -425,6 +431,7 @@ func (v *view) serveUDP(uc *udprelay.Conn, client, local netip.AddrPort, worker 
 		through, err := r.run(w.cx)
 		if err != nil {
 			v.logger.Debug("handling a session", zap.Stringer("remote", client), zap.Error(err))
+			c.End(relay.Error)
 		}
 		if through == nil || err != nil {
 			return
@@ -439,9 +446,11 @@ func (v *view) unmatched(client netip.AddrPort, err error) {
 	}
 }
 
-// contain keeps a panic of a matcher or a handler to the flow it happened in.
-func (v *view) contain(client netip.AddrPort) {
+// contain keeps a panic of a matcher or a handler to the flow it happened in,
+// which end ends.
+func (v *view) contain(client netip.AddrPort, end func()) {
 	if p := recover(); p != nil {
+		end()
 		v.stats.Panics.Inc()
 		v.logger.Error("a matcher or handler panicked; its flow was closed",
 			zap.Stringer("remote", client), zap.Any("panic", p), zap.ByteString("stack", debug.Stack()))

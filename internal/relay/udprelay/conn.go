@@ -273,12 +273,17 @@ func (c *Conn) Reject(why relay.Drop) {
 // Close ends the session. Datagrams nobody has read are gone, as from any
 // socket.
 func (c *Conn) Close() error {
+	c.End(relay.BackendClose)
+	return nil
+}
+
+// End is Close for a reason of the caller's.
+func (c *Conn) End(why relay.Reason) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.state == open {
-		c.closeLocked(relay.BackendClose)
+		c.closeLocked(why)
 	}
-	return nil
 }
 
 func (c *Conn) closeLocked(why relay.Reason) {
