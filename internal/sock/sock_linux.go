@@ -180,7 +180,8 @@ func LocalAddr(fd int) (netip.AddrPort, error) {
 
 // DialUDP opens a socket connected to a backend. Its port is chosen late, so
 // that one source address can serve as many ports to each backend. errno tells
-// a shortage of our own from an address that cannot work.
+// a shortage of our own, descriptors that are kept for others included, from an
+// address that cannot work.
 func DialUDP(to netip.AddrPort, source netip.Addr) (fd int, errno unix.Errno) {
 	return dial(to, source, unix.SOCK_DGRAM)
 }
@@ -195,6 +196,10 @@ func dial(to netip.AddrPort, source netip.Addr, typ int) (int, unix.Errno) {
 	fd, err := unix.Socket(family(to), typ|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return -1, err.(unix.Errno)
+	}
+	if !Spare(fd) {
+		unix.Close(fd)
+		return -1, unix.EMFILE
 	}
 	fail := func(err error) (int, unix.Errno) {
 		unix.Close(fd)

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"strings"
@@ -209,4 +210,33 @@ func inject(t *testing.T, p *kit.Process, calls, errno string) (stop func()) {
 	}
 	t.Cleanup(stop)
 	return stop
+}
+
+// TestDescriptorsForOperators holds that flows leave some descriptors to the
+// admin API, however many clients come.
+func TestDescriptorsForOperators(t *testing.T) {
+	g := newGame(t)
+	p := kit.Start(t, g.config(nil, nil), kit.Options{})
+	p.LimitFiles(256)
+	var conns []net.Conn
+	for range 300 {
+		c, err := net.Dial("tcp", g.addr())
+		if err != nil {
+			t.Fatal(err)
+		}
+		conns = append(conns, c)
+	}
+	kit.Eventually(t, "a line about a failed accept", func() bool { return strings.Contains(p.Log(), "accept failed") })
+	if status, _ := p.Get("/healthz"); status != http.StatusOK {
+		t.Errorf("GET /healthz: %d", status)
+	}
+	if n := p.Files(); n >= 256 {
+		t.Errorf("%d descriptors are in use, all there are", n)
+	}
+	for _, c := range conns {
+		c.Close()
+	}
+	if b, err := attempt(g.addr()); err != nil || b != 1 {
+		t.Errorf("after the clients have gone: backend %d, %v", b, err)
+	}
 }

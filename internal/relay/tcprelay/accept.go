@@ -163,7 +163,12 @@ func (w *worker) accept(l *listener, limit int) bool {
 		switch errno {
 		case 0:
 			l.pause = 0
+			spare := sock.Spare(int(fd))
 			w.decide(l, fd)
+			if !spare { // what is left is not for flows
+				w.suspend(l, unix.EMFILE)
+				return false
+			}
 		case unix.EAGAIN:
 			return false
 		case unix.EINTR, unix.ECONNABORTED, unix.EPROTO, unix.EPERM, unix.ENOPROTOOPT, unix.ENETDOWN, unix.EHOSTDOWN,
@@ -192,7 +197,11 @@ func (w *worker) suspend(l *listener, errno unix.Errno) {
 }
 
 func (w *worker) resume(l *listener) {
-	if errno := w.watchListener(l); errno != 0 { // no memory: the same again
+	errno := unix.EMFILE
+	if sock.Room(int(w.wakefd)) {
+		errno = w.watchListener(l)
+	}
+	if errno != 0 { // the same again
 		l.pause = min(2*l.pause, maxPause)
 		l.resume = w.now + l.pause
 		l.acceptor.AcceptFailed(errno, time.Duration(l.pause))

@@ -123,6 +123,10 @@ func (w *worker) dialTCP(to netip.AddrPort, source netip.Addr) (int32, unix.Errn
 	if errno != 0 {
 		return -1, errno
 	}
+	if !sock.Spare(int(fd)) {
+		closeFD(fd)
+		return -1, unix.EMFILE
+	}
 	errno = connect(fd, to, &w.rsa)
 	if errno != 0 && errno != unix.EINPROGRESS {
 		closeFD(fd)

@@ -2,6 +2,8 @@ package tcprelay
 
 import (
 	"golang.org/x/sys/unix"
+
+	"github.com/wayhouse-proxy/wayhouse/internal/sock"
 )
 
 // pipe carries spliced bytes of one direction between the two sockets. A
@@ -34,6 +36,11 @@ func (pp *pipePool) take() ref {
 	}
 	var fds [2]int
 	if err := unix.Pipe2(fds[:], unix.O_NONBLOCK|unix.O_CLOEXEC); err != nil {
+		return 0
+	}
+	if !sock.Spare(fds[1]) { // copying does without
+		unix.Close(fds[0])
+		unix.Close(fds[1])
 		return 0
 	}
 	for size := pipeSize; size > 64<<10; size /= 4 {
