@@ -9,8 +9,10 @@ import (
 	_ "github.com/mholt/caddy-l4"
 
 	_ "github.com/wayhouse-proxy/wayhouse/handlers/pool"
+	_ "github.com/wayhouse-proxy/wayhouse/handlers/resolve"
 	_ "github.com/wayhouse-proxy/wayhouse/modules/adminapi"
 	_ "github.com/wayhouse-proxy/wayhouse/modules/balancer"
 	_ "github.com/wayhouse-proxy/wayhouse/modules/health"
 	_ "github.com/wayhouse-proxy/wayhouse/modules/proxy"
+	_ "github.com/wayhouse-proxy/wayhouse/modules/resolver"
 )

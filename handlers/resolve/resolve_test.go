@@ -1,0 +1,402 @@
+package resolve_test
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+
+	_ "github.com/wayhouse-proxy/wayhouse/handlers/pool"
+	"github.com/wayhouse-proxy/wayhouse/handlers/resolve"
+	kit "github.com/wayhouse-proxy/wayhouse/internal/testkit"
+	"github.com/wayhouse-proxy/wayhouse/modules/proxy"
+)
+
+func TestMain(m *testing.M) { kit.Main(m) }
+
+// load runs a config until the test ends.
+func load(t *testing.T, config kit.M) {
+	t.Helper()
+	config["admin"] = kit.M{"disabled": true, "config": kit.M{"persist": false}}
+	b, err := json.Marshal(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := caddy.Load(b, true); err != nil {
+		t.Fatalf("loading %s: %v", b, err)
+	}
+	t.Cleanup(func() {
+		if err := caddy.Stop(); err != nil {
+			t.Errorf("stopping: %v", err)
+		}
+	})
+}
+
+func addr(t *testing.T, name string) string {
+	t.Helper()
+	b := proxy.Running().Listening(name)
+	if len(b) == 0 {
+		t.Fatalf("listener %s has no address", name)
+	}
+	return b[0].Addr.String()
+}
+
+// named is a backend for TCP and UDP that puts its name in front of everything
+// it is sent.
+func named(t *testing.T, name string) (address string) {
+	t.Helper()
+	var ln net.Listener
+	var pc net.PacketConn
+	for tries := 0; pc == nil; tries++ { // the port may be free for one of them only
+		var err error
+		if ln, err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
+			t.Fatal(err)
+		}
+		if pc, err = net.ListenPacket("udp", ln.Addr().String()); err != nil {
+			if ln.Close(); tries == 10 {
+				t.Fatal(err)
+			}
+		}
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		b := make([]byte, 2048)
+		for {
+			n, from, err := pc.ReadFrom(b)
+			if err != nil {
+				return
+			}
+			pc.WriteTo([]byte(name+string(b[:n])), from)
+		}
+	})
+	wg.Go(func() {
+		for {
+			c, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			wg.Go(func() {
+				defer c.Close()
+				b := make([]byte, 2048)
+				for {
+					n, err := c.Read(b)
+					if err != nil {
+						return
+					}
+					io.WriteString(c, name+string(b[:n]))
+				}
+			})
+		}
+	})
+	t.Cleanup(func() { ln.Close(); pc.Close(); wg.Wait() })
+	return ln.Addr().String()
+}
+
+func dial(t *testing.T, network, to string) net.Conn {
+	t.Helper()
+	c, err := net.Dial(network, to)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	c.SetDeadline(time.Now().Add(kit.Long))
+	return c
+}
+
+// exchange sends and wants an answer that begins like this.
+func exchange(t *testing.T, c net.Conn, send, want string) {
+	t.Helper()
+	if _, err := io.WriteString(c, send); err != nil {
+		t.Fatal(err)
+	}
+	b := make([]byte, len(want))
+	n, err := c.Read(b)
+	if string(b[:n]) != want {
+		t.Fatalf("received %q, %v; want %q", b[:n], err, want)
+	}
+}
+
+func expectClosed(t *testing.T, c net.Conn) {
+	t.Helper()
+	if n, err := c.Read(make([]byte, 1)); n != 0 || !errors.Is(err, io.EOF) && !errors.Is(err, syscall.ECONNRESET) {
+		t.Fatalf("read %d bytes, %v; want the connection closed", n, err)
+	}
+}
+
+// service is a resolver that answers as it is told, and keeps what it was
+// asked.
+type service struct {
+	*httptest.Server
+	mu     sync.Mutex
+	answer string
+	status int
+	asked  []request
+}
+
+type request struct {
+	Listener   string `json:"listener"`
+	Src        string `json:"src"`
+	Dst        string `json:"dst"`
+	SNI        string `json:"sni"`
+	FirstBytes []byte `json:"first_bytes_b64"`
+	RoutingKey string `json:"routing_key"`
+}
+
+func newService(t *testing.T, answer string) *service {
+	s := &service{answer: answer, status: 200}
+	s.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var q request
+		if err := json.NewDecoder(r.Body).Decode(&q); err != nil {
+			t.Errorf("a request that is no JSON: %v", err)
+		}
+		s.mu.Lock()
+		s.asked = append(s.asked, q)
+		status, answer := s.status, s.answer
+		s.mu.Unlock()
+		w.WriteHeader(status)
+		io.WriteString(w, answer)
+	}))
+	t.Cleanup(s.Close)
+	return s
+}
+
+func (s *service) now(status int, answer string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.status, s.answer = status, answer
+}
+
+func (s *service) requests() []request {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return append([]request(nil), s.asked...)
+}
+
+var networks = []string{"tcp", "udp"}
+
+// both is a config whose listeners tcp and udp ask a resolver and then go on to
+// a pool.
+func both(resolver kit.M, pools kit.M, then ...kit.M) kit.M {
+	listeners := kit.M{}
+	for _, network := range networks {
+		routes := append([]kit.M{kit.Route(kit.M{"handler": "resolve", "resolver": "mm"})}, then...)
+		listeners[network] = kit.Listener([]string{network + "/127.0.0.1:0"}, routes...)
+	}
+	resolver = kit.With(kit.M{"resolver": "http", "timeout": "30s"}, resolver)
+	return kit.App(listeners, pools, kit.M{"resolvers": kit.M{"mm": resolver}})
+}
+
+func TestPoolAndTarget(t *testing.T) {
+	s := newService(t, "")
+	a, b, direct := named(t, "a:"), named(t, "b:"), named(t, "direct:")
+	load(t, both(kit.M{"endpoint": s.URL}, kit.M{"a": kit.Pool(a), "b": kit.Pool(b)}))
+	for _, network := range networks {
+		for answer, want := range map[string]string{
+			`{"pool": "a", "target": null, "ttl_sec": 30}`: "a:",
+			`{"pool": "b"}`:                                    "b:",
+			fmt.Sprintf(`{"target": %q}`, direct):              "direct:",
+			fmt.Sprintf(`{"target": %q, "pool": "a"}`, direct): "direct:",
+		} {
+			s.now(200, answer)
+			c := dial(t, network, addr(t, network))
+			exchange(t, c, "hello", want+"hello")
+			exchange(t, c, "again", want+"again")
+			asked := s.requests()
+			last := asked[len(asked)-1]
+			if last.Listener != network || last.Src != c.LocalAddr().String() || last.Dst != c.RemoteAddr().String() {
+				t.Errorf("%s: the resolver was asked about %+v", network, last)
+			}
+			if network == "udp" && string(last.FirstBytes) != "hello" {
+				t.Errorf("the resolver was told the datagram %q", last.FirstBytes)
+			}
+			c.Close()
+		}
+	}
+	if n := len(s.requests()); n != 8 {
+		t.Errorf("the resolver was asked %d times, want once a flow", n)
+	}
+}
+
+// TestOnError has everything that may go wrong meet every mode.
+func TestOnError(t *testing.T) {
+	redirected := newService(t, `{"pool": "a"}`)
+	for name, tc := range map[string]struct {
+		status int
+		answer string
+	}{
+		"5xx":                    {503, `{"pool": "a"}`},
+		"bad JSON":               {200, `{"pool": "a"`},
+		"no object":              {200, `"a"`},
+		"another type":           {200, `{"pool": 7}`},
+		"more behind it":         {200, `{"pool": "a"} {}`},
+		"nothing":                {200, `{}`},
+		"no content":             {204, ``},
+		"a pool there is not":    {200, `{"pool": "zzz"}`},
+		"a target not allowed":   {200, `{"target": "127.0.0.2:9"}`},
+		"a target without port":  {200, `{"target": "127.0.0.1"}`},
+		"a target that is named": {200, `{"target": "localhost:80"}`},
+		"port 0":                 {200, `{"target": "127.0.0.1:0"}`},
+		"too much":               {200, `{"pool": "a", "x": "` + string(make([]byte, 64<<10)) + `"}`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newService(t, "")
+			s.now(tc.status, tc.answer)
+			everyMode(t, s.URL)
+		})
+	}
+	t.Run("a redirect", func(t *testing.T) {
+		s := httptest.NewServer(http.RedirectHandler(redirected.URL, http.StatusTemporaryRedirect))
+		defer s.Close()
+		everyMode(t, s.URL)
+		if n := len(redirected.requests()); n != 0 {
+			t.Errorf("%d redirects were followed", n)
+		}
+	})
+	t.Run("nobody listens", func(t *testing.T) {
+		s := httptest.NewServer(nil)
+		s.Close()
+		everyMode(t, s.URL)
+	})
+}
+
+// everyMode loads a resolver that has no good answer in each mode and wants
+// what the mode says.
+func everyMode(t *testing.T, url string) {
+	t.Helper()
+	a, fallback := named(t, "a:"), named(t, "fallback:")
+	for _, mode := range []string{"reject", "fallback_route", "stale_ok"} {
+		r := kit.M{"endpoint": url, "on_error": mode, "allow_targets": kit.A{"127.0.0.1/32"}, "cache": kit.M{"key": kit.A{"src_ip"}}}
+		load(t, both(r, kit.M{"a": kit.Pool(a), "fallback": kit.Pool(fallback)}, kit.Route(kit.M{"handler": "pool", "pool": "fallback"})))
+		c := dial(t, "tcp", addr(t, "tcp"))
+		u := dial(t, "udp", addr(t, "udp"))
+		if mode == "fallback_route" {
+			exchange(t, c, "x", "fallback:x")
+			exchange(t, u, "x", "fallback:x")
+		} else {
+			expectClosed(t, c)
+			dropped := noRoute(t, "udp")
+			io.WriteString(u, "x")
+			kit.Eventually(t, mode+": the datagram was dropped", func() bool { return noRoute(t, "udp") == dropped+1 })
+		}
+		c.Close()
+		u.Close()
+		if err := caddy.Stop(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestStaleAnswers(t *testing.T) {
+	s := newService(t, `{"pool": "a", "ttl_sec": 0}`)
+	r := kit.M{"endpoint": s.URL, "on_error": "stale_ok", "cache": kit.M{"key": kit.A{"src_ip"}, "positive_ttl": "1ns", "negative_ttl": "1h"}}
+	load(t, both(r, kit.M{"a": kit.Pool(named(t, "a:"))}))
+	exchange(t, dial(t, "tcp", addr(t, "tcp")), "x", "a:x")
+	s.now(500, "")
+	expectClosed(t, dial(t, "tcp", addr(t, "tcp"))) // ttl_sec 0: nothing was kept
+	s.now(200, `{"pool": "a"}`)
+	exchange(t, dial(t, "tcp", addr(t, "tcp")), "x", "a:x") // and now it is, for a moment
+	s.now(500, "")
+	for _, network := range networks {
+		exchange(t, dial(t, network, addr(t, network)), "x", "a:x")
+	}
+	s.now(200, `{}`) // an answer that is none is one
+	expectClosed(t, dial(t, "tcp", addr(t, "tcp")))
+	s.now(500, "")
+	expectClosed(t, dial(t, "tcp", addr(t, "tcp")))
+}
+
+// TestCacheOutlivesReload loads the config again, unchanged and changed.
+func TestCacheOutlivesReload(t *testing.T) {
+	s := newService(t, `{"pool": "a", "ttl_sec": 3600}`)
+	r := kit.M{"endpoint": s.URL, "cache": kit.M{"key": kit.A{"src_ip"}}}
+	pools := kit.M{"a": kit.Pool(named(t, "a:"))}
+	load(t, both(r, pools))
+	ask := func(times int) {
+		t.Helper()
+		for range 3 {
+			exchange(t, dial(t, "udp", addr(t, "udp")), "x", "a:x")
+		}
+		if n := len(s.requests()); n != times {
+			t.Fatalf("asked %d times, want %d", n, times)
+		}
+	}
+	ask(1)
+	load(t, both(r, kit.With(pools, kit.M{"b": kit.Pool("127.0.0.1:9")})))
+	ask(1)
+	load(t, both(kit.With(r, kit.M{"timeout": "31s"}), pools))
+	ask(2)
+}
+
+func TestServerName(t *testing.T) {
+	s := newService(t, `{"pool": "a"}`)
+	r := kit.M{"endpoint": s.URL, "cache": kit.M{"key": kit.A{"sni"}}}
+	load(t, both(r, kit.M{"a": kit.Pool(named(t, "a:"))}))
+	hello := clientHello(t, "Match.Example.com")
+	for range 2 {
+		c := dial(t, "tcp", addr(t, "tcp"))
+		for _, part := range []string{hello[:7], hello[7:50]} {
+			io.WriteString(c, part)
+		}
+		exchange(t, c, hello[50:], "a:"+hello[:7])
+		c.Close()
+	}
+	asked := s.requests()
+	if len(asked) != 1 || asked[0].SNI != "match.example.com" {
+		t.Errorf("the resolver was asked %+v", asked)
+	}
+}
+
+// TestFirstBytes waits for the bytes that the key needs, and asks without the
+// cache about a client that never sends them.
+func TestFirstBytes(t *testing.T) {
+	s := newService(t, `{"pool": "a"}`)
+	r := kit.M{"endpoint": s.URL, "cache": kit.M{"key": kit.A{"first_bytes:0:4"}}}
+	load(t, both(r, kit.M{"a": kit.Pool(named(t, "a:"))}))
+	for range 2 {
+		c := dial(t, "tcp", addr(t, "tcp"))
+		io.WriteString(c, "to")
+		io.WriteString(c, "ken")
+		exchange(t, c, "!", "a:to")
+		c.Close()
+	}
+	if n := len(s.requests()); n != 1 {
+		t.Errorf("asked %d times about one key", n)
+	}
+	for range 2 {
+		exchange(t, dial(t, "tcp", addr(t, "tcp")), "to", "a:to")
+	}
+	if n := len(s.requests()); n != 3 {
+		t.Errorf("asked %d times, want once more for each client that sent too little", n)
+	}
+}
+
+func TestCaddyfile(t *testing.T) {
+	for in, want := range map[string]string{
+		"resolve mm":          `{"resolver":"mm"}`,
+		"resolve":             "resolve: the name of a resolver is missing, as in resolve matchmaker",
+		"resolve mm x":        `unexpected argument "x" of resolve mm`,
+		"resolve mm {\n a\n}": `unrecognized option "a" of resolve mm`,
+	} {
+		var h resolve.Handler
+		got := ""
+		if err := h.UnmarshalCaddyfile(caddyfile.NewTestDispenser(in)); err != nil {
+			got = err.Error()
+		} else {
+			b, _ := json.Marshal(&h)
+			got = string(b)
+		}
+		if len(got) < len(want) || got[:len(want)] != want {
+			t.Errorf("%s: got %s, want %s", in, got, want)
+		}
+	}
+}
