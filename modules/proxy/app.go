@@ -254,7 +254,7 @@ func (a *App) Start() (err error) {
 	if workers == 0 {
 		workers = min(runtime.GOMAXPROCS(0), maxWorkers)
 	}
-	if a.engines, err = listener.AcquireEngines(workers, a.logger); err != nil {
+	if a.engines, err = listener.AcquireEngines(workers, processLog); err != nil {
 		return err
 	}
 	var opened []*listener.Listener
@@ -293,7 +293,7 @@ func (a *App) Start() (err error) {
 		a.logger.Info("listening", zap.String("listener", l.Name()), zap.Stringers("local", l.Bound()))
 	}
 	instances.started(a)
-	signals.acquire(a.logger)
+	signals.acquire()
 	return nil
 }
 

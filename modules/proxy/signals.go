@@ -26,7 +26,7 @@ type signalWatch struct {
 }
 
 // acquire begins to watch; every running config holds a reference.
-func (w *signalWatch) acquire(logger *zap.Logger) {
+func (w *signalWatch) acquire() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.refs++; w.refs > 1 {
@@ -42,9 +42,9 @@ func (w *signalWatch) acquire(logger *zap.Logger) {
 				w.ends.Add(1)
 				continue
 			}
-			logger.Info("reloading the config file on SIGHUP")
+			processLog.Info("reloading the config file on SIGHUP")
 			if err := syscall.Kill(os.Getpid(), syscall.SIGUSR1); err != nil {
-				logger.Error("asking for a reload failed", zap.Error(err))
+				processLog.Error("asking for a reload failed", zap.Error(err))
 			}
 		}
 	}()
