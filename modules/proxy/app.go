@@ -12,6 +12,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -247,8 +248,8 @@ func (a *App) checkHealthNamed() error {
 	return nil
 }
 
-// Start binds what the config before does not have, then lets new flows follow
-// this config, then starts the pools' work. It changes nothing when it fails.
+// Start binds what the config before does not have, then starts the pools' work,
+// then lets new flows follow this config. It changes nothing when it fails.
 func (a *App) Start() (err error) {
 	workers := a.Workers
 	if workers == 0 {
@@ -282,11 +283,8 @@ func (a *App) Start() (err error) {
 		}
 		opened = append(opened, l)
 	}
-	for _, p := range a.pools {
-		if err := p.Start(); err != nil {
-			return fmt.Errorf("pools.%s: %w", p.Name(), err)
-		}
-		running = append(running, p)
+	if running, err = a.startPools(); err != nil {
+		return err
 	}
 	for _, l := range opened {
 		l.Serve()
@@ -295,6 +293,27 @@ func (a *App) Start() (err error) {
 	instances.started(a)
 	signals.acquire()
 	return nil
+}
+
+// startPools starts all pools at once, for each may wait a second for its host
+// names, and returns those that run.
+func (a *App) startPools() (running []*pool.Pool, err error) {
+	var wg sync.WaitGroup
+	var mu sync.Mutex // guards running and err
+	for _, p := range a.pools {
+		wg.Go(func() {
+			perr := p.Start()
+			mu.Lock()
+			defer mu.Unlock()
+			if perr != nil {
+				err = errors.Join(err, fmt.Errorf("pools.%s: %w", p.Name(), perr))
+				return
+			}
+			running = append(running, p)
+		})
+	}
+	wg.Wait()
+	return running, err
 }
 
 // Stop ends what Start began. Flows live on: on a reload under the config that
