@@ -113,6 +113,23 @@ func dial(t *testing.T, network, to string) net.Conn {
 	return c
 }
 
+var clients byte
+
+// newClient is a UDP client with an address of its own: with that of one before
+// it, it might have the port too, and with it the session.
+func newClient(t *testing.T, to string) net.Conn {
+	t.Helper()
+	clients++
+	d := net.Dialer{LocalAddr: &net.UDPAddr{IP: net.IPv4(127, 0, 1, clients)}}
+	c, err := d.Dial("udp", to)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	c.SetDeadline(time.Now().Add(kit.Long))
+	return c
+}
+
 // exchange sends and wants an answer that begins like this.
 func exchange(t *testing.T, c net.Conn, send, want string) {
 	t.Helper()
@@ -278,7 +295,7 @@ func everyMode(t *testing.T, url string) {
 		r := kit.M{"endpoint": url, "on_error": mode, "allow_targets": kit.A{"127.0.0.1/32"}, "cache": kit.M{"key": kit.A{"src_ip"}}}
 		load(t, both(r, kit.M{"a": kit.Pool(a), "fallback": kit.Pool(fallback)}, kit.Route(kit.M{"handler": "pool", "pool": "fallback"})))
 		c := dial(t, "tcp", addr(t, "tcp"))
-		u := dial(t, "udp", addr(t, "udp"))
+		u := newClient(t, addr(t, "udp"))
 		if mode == "fallback_route" {
 			exchange(t, c, "x", "fallback:x")
 			exchange(t, u, "x", "fallback:x")
