@@ -10,9 +10,16 @@ import (
 
 	_ "github.com/wayhouse-proxy/wayhouse/handlers/pool"
 	_ "github.com/wayhouse-proxy/wayhouse/handlers/resolve"
+	_ "github.com/wayhouse-proxy/wayhouse/matchers/clientcidr"
+	_ "github.com/wayhouse-proxy/wayhouse/matchers/dst"
+	_ "github.com/wayhouse-proxy/wayhouse/matchers/firstbytes"
+	_ "github.com/wayhouse-proxy/wayhouse/matchers/port"
+	_ "github.com/wayhouse-proxy/wayhouse/matchers/sni"
+	_ "github.com/wayhouse-proxy/wayhouse/matchers/sniffer"
 	_ "github.com/wayhouse-proxy/wayhouse/modules/adminapi"
 	_ "github.com/wayhouse-proxy/wayhouse/modules/balancer"
 	_ "github.com/wayhouse-proxy/wayhouse/modules/health"
 	_ "github.com/wayhouse-proxy/wayhouse/modules/proxy"
 	_ "github.com/wayhouse-proxy/wayhouse/modules/resolver"
+	_ "github.com/wayhouse-proxy/wayhouse/modules/sniff/native"
 )

@@ -2,6 +2,9 @@ package sniff
 
 import (
 	"github.com/mholt/caddy-l4/layer4"
+
+	"github.com/wayhouse-proxy/wayhouse/internal/clienthello"
+	"github.com/wayhouse-proxy/wayhouse/internal/quicinitial"
 )
 
 // A Plan is the sniffers of a listener in the order of their first appearance
@@ -44,6 +47,10 @@ type Flow struct {
 	fresh   bool // there is something to see that plan[at] has not seen
 	verdict Verdict
 	hint    Hint
+
+	name      []byte // of ServerName
+	nameKnown Verdict
+	nameFresh bool // there is something to see that ServerName has not seen
 }
 
 // NewFlow is a flow of which nothing has been seen.
@@ -61,7 +68,7 @@ func (f *Flow) Show(cx *layer4.Connection, shown []byte, datagrams [][]byte) {
 	if len(datagrams) > 0 {
 		f.in.Bytes = datagrams[0]
 	}
-	f.fresh = true
+	f.fresh, f.nameFresh = true, true
 	cx.SetVar(flowVar, f)
 }
 
@@ -75,15 +82,15 @@ func (f *Flow) End() {
 // Input is what there is to see.
 func (f *Flow) Input() *Input { return &f.in }
 
-// empty reports whether nothing has come. An empty datagram is something.
-func (f *Flow) empty() bool { return len(f.in.Bytes) == 0 && len(f.in.Datagrams) == 0 }
+// Empty reports whether nothing has come. An empty datagram is something.
+func (f *Flow) Empty() bool { return len(f.in.Bytes) == 0 && len(f.in.Datagrams) == 0 }
 
 // Decide asks the sniffers of the plan. winner is nil unless one has
 // recognised the flow, for good or, with Partial, but for the host. Undecided
 // is the verdict as long as a sniffer is, and while nothing has come.
 func (f *Flow) Decide() (winner *Named, v Verdict, h *Hint) {
 	for f.at < len(f.plan) {
-		if f.empty() {
+		if f.Empty() {
 			return nil, Undecided, nil
 		}
 		if f.fresh && f.verdict != Recognised {
@@ -124,7 +131,7 @@ func (f *Flow) Recognised() bool {
 func (f *Flow) Ask(n *Named) (Verdict, *Hint) {
 	i := f.plan.index(n)
 	if i < 0 {
-		if f.empty() {
+		if f.Empty() {
 			return Undecided, nil
 		}
 		h := new(Hint)
@@ -140,6 +147,29 @@ func (f *Flow) Ask(n *Named) (Verdict, *Hint) {
 	return Unrecognised, nil
 }
 
+// ServerName is the name in the ClientHello of TLS or, over UDP, of QUIC, as
+// hints have hosts, and nil when it has none. The verdict is Undecided until all
+// of the hello is there. The name belongs to the flow.
+func (f *Flow) ServerName() (name []byte, v Verdict) {
+	if f.Empty() {
+		return nil, Undecided
+	}
+	if !f.nameFresh || f.nameKnown == Recognised {
+		return f.name, f.nameKnown
+	}
+	f.nameFresh = false
+	if f.in.UDP() {
+		var state quicinitial.State
+		f.name, state = quicinitial.AppendName(f.name[:0], f.in.Datagrams)
+		f.nameKnown = [...]Verdict{quicinitial.NotQUIC: Unrecognised, quicinitial.Partial: Undecided, quicinitial.Done: Recognised}[state]
+	} else {
+		var state clienthello.State
+		f.name, state = clienthello.AppendName(f.name[:0], f.in.Bytes)
+		f.nameKnown = [...]Verdict{clienthello.NotTLS: Unrecognised, clienthello.More: Undecided, clienthello.Done: Recognised}[state]
+	}
+	return f.name, f.nameKnown
+}
+
 // Of is the flow of a connection. Outside a listener, and behind a handler that
 // has changed the bytes, it is made of what the connection holds, without a
 // plan.
@@ -150,7 +180,7 @@ func Of(cx *layer4.Connection) *Flow {
 		return f
 	}
 	f = new(Flow)
-	f.shown, f.in.Bytes, f.fresh = b, b, true
+	f.shown, f.in.Bytes, f.fresh, f.nameFresh = b, b, true, true
 	if len(b) > 0 && cx.LocalAddr().Network() == "udp" {
 		f.in.Datagrams = [][]byte{b}
 	}
