@@ -1,0 +1,219 @@
+package wasm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/tetratelabs/wazero"
+	"github.com/tetratelabs/wazero/api"
+	"github.com/tetratelabs/wazero/sys"
+	"go.uber.org/zap"
+
+	"github.com/wayhouse-proxy/wayhouse/modules/sniff"
+)
+
+// A call:
+//
+//	Sniff → breaker → slot → fresh instance → alloc, copy → sniff → decode
+//
+// It runs in the goroutine of the flow, which holds nobody else up. Slots keep
+// a core free for the data path whatever modules do. The time of a call begins
+// when it has its slot.
+
+// sniffer is a module under a name, with the configuration string of a config.
+type sniffer struct {
+	name    string
+	config  []byte
+	limits  limits
+	engine  *engine
+	module  *module
+	breaker *breaker
+	logger  *zap.Logger
+
+	mu     sync.RWMutex // held by calls, so that the module outlives them
+	closed bool
+}
+
+// newSniffer takes over the caller's reference to m.
+func (e *engine) newSniffer(name, config string, m *module, l limits, logger *zap.Logger) *sniffer {
+	s := &sniffer{name: name, config: []byte(config), limits: l, engine: e, module: m, breaker: e.breaker(m, name), logger: logger}
+	e.mu.Lock()
+	e.live[s] = struct{}{}
+	e.mu.Unlock()
+	return s
+}
+
+// close waits for calls to end and gives the module back. Flows of a config
+// that is gone may still call; they get no verdict.
+func (s *sniffer) close() {
+	s.mu.Lock()
+	s.closed = true
+	s.mu.Unlock()
+	s.engine.mu.Lock()
+	delete(s.engine.live, s)
+	s.engine.mu.Unlock()
+	s.engine.unload(s.module)
+}
+
+// Sniff implements sniff.Sniffer. What is no answer of the module's leaves the
+// flow undecided, so that it does not reach a laxer route by a failure.
+func (s *sniffer) Sniff(in *sniff.Input, h *sniff.Hint) sniff.Verdict {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if s.closed {
+		return fault(h, sniff.Busy)
+	}
+	ok, probe := s.breaker.allow(time.Now())
+	if !ok {
+		return fault(h, sniff.Broken)
+	}
+	if !s.engine.takeSlot(s.limits.timeout) {
+		s.breaker.cancel(probe)
+		return fault(h, sniff.Busy)
+	}
+	recognised, f, err := s.call(in.Bytes, h)
+	<-s.engine.slots
+	if err != nil {
+		if c := s.logger.Check(zap.DebugLevel, "sniffer failed"); c != nil {
+			c.Write(zap.String("sniffer", s.name), zap.Error(err))
+		}
+	}
+	weight := 0
+	switch f {
+	case sniff.Timeout:
+		weight = weightTimeout
+	case sniff.Trap:
+		weight = weightTrap
+	}
+	if s.breaker.done(time.Now(), probe, weight) {
+		s.log(err)
+	}
+	switch {
+	case f != sniff.NoFault:
+		return fault(h, f)
+	case recognised:
+		return sniff.Recognised
+	}
+	return sniff.Unrecognised
+}
+
+// log tells that the breaker has opened, by err, or closed.
+func (s *sniffer) log(err error) {
+	if err == nil {
+		s.logger.Info("sniffer works again", zap.String("sniffer", s.name))
+		return
+	}
+	s.logger.Warn("sniffer fails too often and is not called for a while",
+		zap.String("sniffer", s.name), zap.Error(err), zap.Duration("retry_in", minBreak))
+}
+
+func fault(h *sniff.Hint, f sniff.Fault) sniff.Verdict {
+	h.Reset()
+	h.Fault = f
+	return sniff.Undecided
+}
+
+// takeSlot waits for a slot, for at most as long as a call may take.
+func (e *engine) takeSlot(wait time.Duration) bool {
+	select {
+	case e.slots <- struct{}{}:
+		return true
+	default:
+	}
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	select {
+	case e.slots <- struct{}{}:
+		return true
+	case <-timer.C:
+		return false
+	}
+}
+
+var instanceConfig = wazero.NewModuleConfig().WithName("").WithStartFunctions()
+
+// run makes an instance and has it used, all within the limits. f may be nil.
+func (e *engine) run(m *module, l limits, f func(context.Context, api.Module) error) (err error) {
+	mem, err := e.takeMemory(l.memory)
+	if err != nil {
+		return err
+	}
+	defer e.giveMemory(mem) // last, for nothing may use the memory any more
+	ctx, cancel := context.WithTimeout(mem.ctx, l.timeout)
+	defer cancel()
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("panic: %v", p)
+		}
+	}()
+	instance, err := e.runtime.InstantiateModule(ctx, m.compiled, instanceConfig)
+	if err != nil {
+		return err
+	}
+	defer instance.Close(ctx)
+	if f == nil {
+		return nil
+	}
+	return f(ctx, instance)
+}
+
+// instantiate tries a module without calling it.
+func (e *engine) instantiate(m *module, l limits) error {
+	e.slots <- struct{}{}
+	defer func() { <-e.slots }()
+	return e.run(m, l, nil)
+}
+
+var errOutput = errors.New("bad output")
+
+// call asks the module about in. The error is for operators.
+func (s *sniffer) call(in []byte, h *sniff.Hint) (recognised bool, f sniff.Fault, err error) {
+	err = s.engine.run(s.module, s.limits, func(ctx context.Context, instance api.Module) error {
+		mem := instance.Memory()
+		var stack [4]uint64
+		for i, region := range [2][]byte{in, s.config} {
+			if len(region) == 0 {
+				continue
+			}
+			arg := [1]uint64{uint64(len(region))}
+			if err := instance.ExportedFunction("alloc").CallWithStack(ctx, arg[:]); err != nil {
+				return err
+			}
+			at := uint32(arg[0])
+			if !mem.Write(at, region) {
+				return fmt.Errorf("%w: alloc(%d) gives %#x, the memory has %#x bytes", errOutput, len(region), at, mem.Size())
+			}
+			stack[2*i], stack[2*i+1] = uint64(at), uint64(len(region))
+		}
+		if err := instance.ExportedFunction("sniff").CallWithStack(ctx, stack[:]); err != nil {
+			return err
+		}
+		result := stack[0]
+		if result == 0 {
+			return nil
+		}
+		hint, ok := mem.Read(uint32(result>>32), uint32(result))
+		if !ok {
+			return fmt.Errorf("%w: the hint at %#x of %#x bytes is not in the memory", errOutput, result>>32, uint32(result))
+		}
+		if !decode(hint, h) {
+			return fmt.Errorf("%w: the hint cannot be decoded", errOutput)
+		}
+		recognised = true
+		return nil
+	})
+	var exit *sys.ExitError
+	switch {
+	case err == nil:
+	case errors.Is(err, errOutput):
+		f = sniff.BadOutput
+	case errors.As(err, &exit) && exit.ExitCode() == sys.ExitCodeDeadlineExceeded, errors.Is(err, context.DeadlineExceeded):
+		f = sniff.Timeout
+	default:
+		f = sniff.Trap
+	}
+	return recognised, f, err
+}
