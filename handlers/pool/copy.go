@@ -129,6 +129,7 @@ func (h *Handler) copyDatagrams(cx *layer4.Connection, at *listener.Place, clien
 		b.Passive(relay.ConnectFailure(errnoOf(err)))
 		return err
 	}
+	show(cx, h.path(at, b))
 	return pumpDatagrams(cx, up, at, watch(s.IdleTimeout, s.MaxLifetime, cutter(cx, up)), b)
 }
 

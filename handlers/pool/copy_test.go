@@ -2,6 +2,7 @@ package pool
 
 import (
 	"encoding/json"
+	"fmt"
 	"net"
 	"os"
 	"os/signal"
@@ -19,6 +20,7 @@ import (
 	"github.com/wayhouse-proxy/wayhouse/internal/metrics"
 	"github.com/wayhouse-proxy/wayhouse/internal/relay"
 	"github.com/wayhouse-proxy/wayhouse/internal/testkit"
+	"github.com/wayhouse-proxy/wayhouse/modules/flow"
 	"github.com/wayhouse-proxy/wayhouse/modules/listener"
 	"github.com/wayhouse-proxy/wayhouse/modules/proxy"
 )
@@ -144,6 +146,38 @@ func TestCopiedFlowsSayWhyTheyEnd(t *testing.T) {
 				})
 			})
 		}
+	}
+}
+
+// TestCopiedSessionHasThePoolsPath looks for the pool's limits and the backend
+// at a UDP session that this handler copies, as operators and the engine see it.
+func TestCopiedSessionHasThePoolsPath(t *testing.T) {
+	udp := testkit.NewUDPBackend(t, 1, "127.0.0.1:0")
+	run(t, testkit.App(testkit.M{"seen": testkit.Listener([]string{"udp/127.0.0.1:0"}, testkit.Route(
+		testkit.M{"handler": "throttle", "read_bytes_per_second": 1 << 30, "read_burst_size": 1 << 20},
+		testkit.M{"handler": "pool", "pool": "p"}))},
+		testkit.M{"p": testkit.With(testkit.Pool(udp.Addr), testkit.M{"idle_timeout": "17m"})}))
+	c, err := net.Dial("udp", proxy.Running().Listening("seen")[0].Addr.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if _, err := c.Write([]byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	testkit.Settles(t, "the session's path", "p "+udp.Addr+" 17m0s", func() (got string) {
+		listener.Running().Flows(func(i *relay.Info) bool {
+			got = fmt.Sprint(i.Path.Pool, " ", i.Path.Backend, " ", i.Path.Idle)
+			return true
+		})
+		return got
+	})
+	listener.Running().ClosePaths(func(p *relay.Path) bool { return p.Pool == "p" }, relay.BackendDown)
+	testkit.Settles(t, "flows_closed_total", 1, func() float64 {
+		return metric(t, "wayhouse_flows_closed_total", "listener", "seen", "reason", "backend_down")
+	})
+	if n := flow.ListenerOf("seen").Sessions.Load(); n != 0 {
+		t.Errorf("%d sessions are left", n)
 	}
 }
 

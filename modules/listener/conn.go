@@ -209,8 +209,13 @@ func (c *UDPConn) Place() *Place { return c.place }
 // Engines are the engines of the listener.
 func (c *UDPConn) Engines() *Engines { return c.view.engines }
 
-// SetPath is for TCP: the engine has the paths of UDP sessions.
-func (c *UDPConn) SetPath(*relay.Path) {}
+// SetPath says where a handler sends the datagrams. The path's limits apply; the
+// session is still the listener's to count out.
+func (c *UDPConn) SetPath(p *relay.Path) {
+	own := *p
+	own.Owner = heldOwner{c.view.stats}
+	c.Conn.SetPath(&own)
+}
 
 // Native hands the session to a handler that takes flows from the engines, and
 // reports whether it was taken.

@@ -199,6 +199,25 @@ func (c *Conn) Attach() bool {
 	return true
 }
 
+// SetPath gives an attached session another path, whose limits and owner are the
+// session's from now on.
+func (c *Conn) SetPath(path *relay.Path) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.state != open || !c.attached {
+		return
+	}
+	c.path = path
+	c.ask(func(w *worker) {
+		s := w.slab.at(c.slot)
+		old := s.path
+		s.path = w.holdPath(path)
+		w.releasePath(old)
+		w.disarm(c.slot)
+		w.start(c.slot)
+	})
+}
+
 // Forward hands the session to its worker, which owns fd, a connected and
 // non-blocking socket, from here on. The datagrams nobody has taken are sent to
 // it before later ones. With an error, which says that the session has ended,
