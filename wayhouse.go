@@ -10,6 +10,7 @@ import (
 
 	_ "github.com/wayhouse-proxy/wayhouse/handlers/pool"
 	_ "github.com/wayhouse-proxy/wayhouse/handlers/resolve"
+	_ "github.com/wayhouse-proxy/wayhouse/handlers/routehint"
 	_ "github.com/wayhouse-proxy/wayhouse/matchers/clientcidr"
 	_ "github.com/wayhouse-proxy/wayhouse/matchers/dst"
 	_ "github.com/wayhouse-proxy/wayhouse/matchers/firstbytes"

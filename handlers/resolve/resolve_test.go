@@ -8,6 +8,8 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"os/signal"
 	"sync"
 	"syscall"
 	"testing"
@@ -22,7 +24,14 @@ import (
 	"github.com/wayhouse-proxy/wayhouse/modules/proxy"
 )
 
-func TestMain(m *testing.M) { kit.Main(m) }
+func TestMain(m *testing.M) {
+	// The runtime's goroutine for signals, which Caddy starts, stays for good: let
+	// it be there before anything is counted.
+	c := make(chan os.Signal, 1)
+	signal.Notify(c, syscall.SIGWINCH)
+	signal.Stop(c)
+	kit.Main(m)
+}
 
 // load runs a config until the test ends.
 func load(t *testing.T, config kit.M) {

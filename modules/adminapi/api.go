@@ -42,6 +42,10 @@ func (a *API) calls() map[string]map[string]call {
 		"/pools/{pool}":  {http.MethodGet: a.pool},
 		"/sessions":      {http.MethodGet: a.sessions},
 		"/sessions/{id}": {http.MethodGet: a.session, http.MethodDelete: a.closeSession},
+
+		"/route-hint":           {http.MethodPost: a.pushHint},
+		"/route-hints":          {http.MethodGet: a.hints},
+		"/route-hints/{src_ip}": {http.MethodDelete: a.dropHint},
 	}
 }
 
