@@ -139,10 +139,10 @@ func pumpDatagrams(cx *layer4.Connection, up net.Conn, at *listener.Place, w *wa
 	defer w.stop()
 	count := counters(cx, at)
 	go func() {
-		w.packets(cx, up, &count.BytesS2C, &count.PacketsS2C, b)
+		w.packets(cx, up, &count.BytesS2C, &count.PacketsS2C, b, true)
 		cx.Close()
 	}()
-	err := w.packets(up, cx, &count.BytesC2S, &count.PacketsC2S, nil)
+	err := w.packets(up, cx, &count.BytesC2S, &count.PacketsC2S, b, false)
 	if errors.Is(err, io.EOF) || errors.Is(err, net.ErrClosed) {
 		return nil
 	}
@@ -164,6 +164,10 @@ type watcher struct {
 	began time.Time
 	last  atomic.Int64 // nanoseconds after began
 	timer *time.Timer
+
+	// of a UDP session
+	answered atomic.Bool
+	blamed   atomic.Int64 // nanoseconds after began
 }
 
 // cutter ends both sides of a flow, the client's first: it is asked why.
@@ -238,29 +242,31 @@ func (w *watcher) copy(dst io.Writer, src io.Reader, count *atomic.Uint64, from 
 	}
 }
 
-// packets copies datagrams, of no bytes too, and tells from, where it is given,
-// what src says of it. A datagram the kernel refuses is lost; the session goes
-// on.
-func (w *watcher) packets(dst io.Writer, src io.Reader, bytes, packets *atomic.Uint64, from evidence) error {
+// packets copies datagrams, of no bytes too, and tells backend what it hears of
+// it: the backend is src when back is set, else dst. A datagram the kernel
+// refuses is lost; the session goes on.
+func (w *watcher) packets(dst io.Writer, src io.Reader, bytes, packets *atomic.Uint64, backend evidence, back bool) error {
 	buf := buffers.Get().(*[]byte)
 	defer buffers.Put(buf)
-	answered := false
 	for {
 		n, err := src.Read(*buf)
 		switch {
-		case isReset(err) && from != nil && answered:
-			from.Passive(relay.PortClosed)
-			continue
-		case isReset(err) && from != nil:
-			from.Passive(relay.EarlyReset)
+		case back && isReset(err):
+			w.refused(backend)
 			continue
 		case err != nil:
 			return err
-		case !answered && from != nil:
-			from.PassiveOK()
+		case back && !w.answered.Swap(true):
+			backend.PassiveOK()
 		}
-		answered = true
-		switch _, err := dst.Write((*buf)[:n]); {
+		_, err = dst.Write((*buf)[:n])
+		if !back && isReset(err) {
+			// An ICMP message about an earlier datagram has taken the place of
+			// this one, which the kernel has not looked at.
+			w.refused(backend)
+			_, err = dst.Write((*buf)[:n])
+		}
+		switch {
 		case errors.Is(err, net.ErrClosed):
 			return err
 		case err != nil:
@@ -269,6 +275,20 @@ func (w *watcher) packets(dst io.Writer, src io.Reader, bytes, packets *atomic.U
 		bytes.Add(uint64(n))
 		packets.Add(1)
 		w.moved()
+	}
+}
+
+// refused tells a UDP backend that nothing listens there, at most once a second
+// for a session, as the engine does.
+func (w *watcher) refused(backend evidence) {
+	now, last := max(int64(time.Since(w.began)), 1), w.blamed.Load()
+	if last != 0 && now-last < int64(time.Second) || !w.blamed.CompareAndSwap(last, now) {
+		return
+	}
+	if w.answered.Load() {
+		backend.Passive(relay.PortClosed)
+	} else {
+		backend.Passive(relay.EarlyReset)
 	}
 }
 

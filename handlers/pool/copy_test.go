@@ -230,6 +230,51 @@ func metric(t *testing.T, name string, labels ...string) (sum float64) {
 	return sum
 }
 
+// refusing is a socket whose first writes find an ICMP message, and which hears
+// nothing.
+type refusing struct {
+	net.Conn
+	refuse int
+	sent   chan string
+}
+
+func (c *refusing) Write(p []byte) (int, error) {
+	if c.refuse--; c.refuse >= 0 {
+		return 0, syscall.ECONNREFUSED
+	}
+	c.sent <- string(p)
+	return len(p), nil
+}
+
+// TestRefusedDatagramIsEvidence holds that a port unreachable which a write
+// finds counts, once a second, and costs no datagram.
+func TestRefusedDatagramIsEvidence(t *testing.T) {
+	client, ours := net.Pipe()
+	upstream, other := net.Pipe()
+	defer other.Close()
+	up := &refusing{Conn: upstream, refuse: 1, sent: make(chan string, 1)}
+	var r record
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		at := &listener.Place{Counters: make([]relay.Counters, 1)}
+		pumpDatagrams(layer4.WrapConnection(ours, nil, zap.NewNop()), up, at, watch(time.Minute, 0, func(relay.Reason) {}), &r)
+	}()
+	for _, s := range []string{"one", "two"} {
+		if _, err := client.Write([]byte(s)); err != nil {
+			t.Fatal(err)
+		}
+		if got := <-up.sent; got != s {
+			t.Errorf("sent %q, want %q", got, s)
+		}
+	}
+	client.Close()
+	<-done
+	if r.bad.Load() != 1 || r.good.Load() != 0 {
+		t.Errorf("the backend failed %d times and answered %d times, want 1 and 0", r.bad.Load(), r.good.Load())
+	}
+}
+
 // pair is the two ends of a TCP connection.
 func pair(t *testing.T) (dialed, accepted net.Conn) {
 	t.Helper()
