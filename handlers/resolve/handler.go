@@ -5,7 +5,6 @@ package resolve
 
 import (
 	"errors"
-	"net/netip"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -14,10 +13,12 @@ import (
 
 	poolhandler "github.com/wayhouse-proxy/wayhouse/handlers/pool"
 	"github.com/wayhouse-proxy/wayhouse/internal/caddyopt"
+	"github.com/wayhouse-proxy/wayhouse/internal/flowaddr"
 	"github.com/wayhouse-proxy/wayhouse/internal/strictjson"
 	"github.com/wayhouse-proxy/wayhouse/modules/listener"
 	"github.com/wayhouse-proxy/wayhouse/modules/proxy"
 	"github.com/wayhouse-proxy/wayhouse/modules/resolver"
+	"github.com/wayhouse-proxy/wayhouse/modules/sniff"
 )
 
 func init() { caddy.RegisterModule(new(Handler)) }
@@ -109,40 +110,34 @@ const foreign = "layer4"
 // request is what is known of a flow, and whether more bytes could tell what
 // the resolver should be told.
 func (h *Handler) request(cx *layer4.Connection, c listener.Conn) (r *resolver.Request, more bool) {
-	r = &resolver.Request{Listener: foreign, FirstBytes: cx.MatchingBytes()}
-	var datagrams [][]byte
-	udp := cx.RemoteAddr().Network() == "udp"
-	switch c := c.(type) {
-	case nil:
-		r.Client, r.Local = addrPort(cx.RemoteAddr()), addrPort(cx.LocalAddr())
-	case *listener.UDPConn:
-		r.Listener, r.Client, r.Local = c.Listener(), c.Client(), c.Local()
-		// The matchers' bytes are those of all datagrams in one piece.
-		if datagrams = c.Datagrams(nil); len(datagrams) > 0 {
-			r.FirstBytes = datagrams[0]
-		}
-	default:
+	first := sniff.Of(cx)
+	in := first.Input()
+	r = &resolver.Request{FirstBytes: in.Bytes[:min(len(in.Bytes), mostFirstBytes)]}
+	if c == nil {
+		r.Listener, r.Client, r.Local = foreign, flowaddr.Of(cx.RemoteAddr()), flowaddr.Of(cx.LocalAddr())
+	} else {
 		r.Listener, r.Client, r.Local = c.Listener(), c.Client(), c.Local()
 	}
-	if udp && datagrams == nil {
-		datagrams = [][]byte{r.FirstBytes}
-	}
-	r.FirstBytes = r.FirstBytes[:min(len(r.FirstBytes), mostFirstBytes)]
 	s := h.host.Settings()
-	name, partial := serverName(udp, r.FirstBytes, datagrams)
-	r.SNI = name
-	more = partial && s.WantsName() || !udp && len(r.FirstBytes) < s.FirstBytes()
+	name, v := first.ServerName()
+	r.SNI = string(name)
+	more = v == sniff.Undecided && s.Needs(resolver.PartSNI)
+	winner, v, hint := first.Decide()
+	more = more || v == sniff.Undecided && s.Needs(resolver.PartRoutingKey)
+	switch {
+	case winner == nil:
+	case hint.HasKey:
+		r.RoutingKey = string(hint.Key)
+	case hint.HasHost:
+		r.RoutingKey = string(hint.Host)
+	}
+	more = more || !in.UDP() && len(in.Bytes) < s.FirstBytes()
 	return r, more
 }
 
 // mostFirstBytes is what a listener may peek of a connection; of a datagram no
 // more is sent either.
 const mostFirstBytes = layer4.MaxMatchingBytes
-
-func addrPort(a interface{ String() string }) netip.AddrPort {
-	ap, _ := netip.ParseAddrPort(a.String())
-	return netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port())
-}
 
 // UnmarshalCaddyfile sets up the handler from Caddyfile tokens. Syntax:
 //

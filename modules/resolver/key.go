@@ -10,18 +10,20 @@ import (
 
 // keyPart is a part of a flow that an answer depends on.
 type keyPart struct {
-	kind     partKind
-	from, to int // of partFirstBytes
+	kind     Part
+	from, to int // of PartFirstBytes
 }
 
-type partKind uint8
+// Part is a kind of part of a cache's key.
+type Part uint8
 
+// The parts.
 const (
-	partSrcIP partKind = iota
-	partSrcIPPort
-	partSNI
-	partRoutingKey
-	partFirstBytes
+	PartSrcIP Part = iota
+	PartSrcIPPort
+	PartSNI
+	PartRoutingKey
+	PartFirstBytes
 )
 
 var partNames = [...]string{"src_ip", "src_ip_port", "sni", "routing_key"}
@@ -29,7 +31,7 @@ var partNames = [...]string{"src_ip", "src_ip_port", "sni", "routing_key"}
 func parseKeyPart(s string) (keyPart, error) {
 	for k, name := range partNames {
 		if s == name {
-			return keyPart{kind: partKind(k)}, nil
+			return keyPart{kind: Part(k)}, nil
 		}
 	}
 	name, span, _ := strings.Cut(s, ":")
@@ -42,7 +44,7 @@ func parseKeyPart(s string) (keyPart, error) {
 	if err1 != nil || err2 != nil || from >= to || to > mostFirstBytes {
 		return keyPart{}, fmt.Errorf("%q: from byte A up to B, with A below B and B at most %d, as in first_bytes:0:16", s, mostFirstBytes)
 	}
-	return keyPart{kind: partFirstBytes, from: int(from), to: int(to)}, nil
+	return keyPart{kind: PartFirstBytes, from: int(from), to: int(to)}, nil
 }
 
 // cacheKey stands for the parts of a flow: their hash, so that an entry's size
@@ -61,22 +63,22 @@ func key(parts []keyPart, r *Request) (k cacheKey, ok bool) {
 	}
 	for _, p := range parts {
 		switch p.kind {
-		case partSrcIP:
+		case PartSrcIP:
 			add(r.Client.Addr().Unmap().AsSlice())
-		case partSrcIPPort:
+		case PartSrcIPPort:
 			add(r.Client.Addr().Unmap().AsSlice())
 			b = binary.BigEndian.AppendUint16(b, r.Client.Port())
-		case partSNI:
+		case PartSNI:
 			if r.SNI == "" {
 				return k, false
 			}
 			add([]byte(r.SNI))
-		case partRoutingKey:
+		case PartRoutingKey:
 			if r.RoutingKey == "" {
 				return k, false
 			}
 			add([]byte(r.RoutingKey))
-		case partFirstBytes:
+		case PartFirstBytes:
 			if len(r.FirstBytes) < p.to {
 				return k, false
 			}

@@ -221,11 +221,11 @@ func (s *Settings) FirstBytes() int {
 	return n
 }
 
-// WantsName reports whether the cache's key has the server name or a sniffer's
-// key in it, so that a flow should be asked about when those are known.
-func (s *Settings) WantsName() bool {
+// Needs reports whether the cache's key has a part in it, so that it is worth
+// waiting for.
+func (s *Settings) Needs(part Part) bool {
 	for _, p := range s.parts {
-		if p.kind == partSNI || p.kind == partRoutingKey {
+		if p.kind == part {
 			return true
 		}
 	}
