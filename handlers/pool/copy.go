@@ -51,7 +51,7 @@ func pumpStream(cx *layer4.Connection, up net.Conn, at *listener.Place, w *watch
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		closeWrite(cx.Conn, w.copy(cx, up, &count.BytesS2C, b))
+		closeClient(cx, w.copy(cx, up, &count.BytesS2C, b))
 	}()
 	closeWrite(up, w.copy(up, cx, &count.BytesC2S, nobody{}))
 	<-done
@@ -295,9 +295,21 @@ func (w *watcher) refused(backend evidence) {
 // closeWrite passes the end of one direction on: a half-close where the
 // connection can, the end of both after an error.
 func closeWrite(c net.Conn, err error) {
-	if cw, ok := c.(interface{ CloseWrite() error }); ok && err == nil {
-		cw.CloseWrite()
+	if err != nil || !halfClose(c) {
+		c.Close()
+	}
+}
+
+// closeClient is closeWrite for the client. Behind a handler whose connections
+// know no half-close it is the socket's: everything has been written by then.
+func closeClient(cx *layer4.Connection, err error) {
+	if err == nil && (halfClose(cx.Conn) || halfClose(listener.ConnOf(cx))) {
 		return
 	}
-	c.Close()
+	cx.Close()
+}
+
+func halfClose(c net.Conn) bool {
+	cw, ok := c.(interface{ CloseWrite() error })
+	return ok && cw.CloseWrite() == nil
 }

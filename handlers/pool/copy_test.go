@@ -3,6 +3,7 @@ package pool
 import (
 	"encoding/json"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/signal"
@@ -196,6 +197,47 @@ func run(t *testing.T, config testkit.M) {
 			t.Error(err)
 		}
 	})
+}
+
+// TestHalfCloseThroughHandlers has a backend end its side first, behind a
+// handler whose connections know no half-close.
+func TestHalfCloseThroughHandlers(t *testing.T) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	got := make(chan string, 1)
+	go func() {
+		c, err := ln.Accept()
+		if err != nil {
+			return
+		}
+		defer c.Close()
+		io.WriteString(c, "bye")
+		c.(*net.TCPConn).CloseWrite()
+		b, err := io.ReadAll(c)
+		got <- fmt.Sprint(string(b), " ", err)
+	}()
+	run(t, testkit.App(testkit.M{"half": testkit.Listener([]string{"tcp/127.0.0.1:0"}, testkit.Route(
+		testkit.M{"handler": "throttle", "read_bytes_per_second": 1 << 30, "read_burst_size": 1 << 20},
+		testkit.M{"handler": "pool", "pool": "p"}))},
+		testkit.M{"p": testkit.Pool(ln.Addr().String())}))
+	c, err := net.Dial("tcp", proxy.Running().Listening("half")[0].Addr.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if b, err := io.ReadAll(c); string(b) != "bye" || err != nil {
+		t.Fatalf("the client read %q, %v", b, err)
+	}
+	if _, err := io.WriteString(c, "one more thing"); err != nil {
+		t.Fatal(err)
+	}
+	c.Close()
+	if s := <-got; s != "one more thing <nil>" {
+		t.Errorf("the backend read %s", s)
+	}
 }
 
 // metric is the sum of the counters of a name that have these labels.

@@ -346,11 +346,19 @@ type unread struct{ cx *layer4.Connection }
 func (u unread) Read(p []byte) (int, error)         { return u.cx.Conn.Read(p) }
 func (u unread) Write(p []byte) (int, error)        { return u.cx.Write(p) }
 func (u unread) Close() error                       { return u.cx.Close() }
+func (u unread) CloseWrite() error                  { return closeWrite(u.cx.Conn) }
 func (u unread) LocalAddr() net.Addr                { return u.cx.LocalAddr() }
 func (u unread) RemoteAddr() net.Addr               { return u.cx.RemoteAddr() }
 func (u unread) SetDeadline(t time.Time) error      { return u.cx.SetDeadline(t) }
 func (u unread) SetReadDeadline(t time.Time) error  { return u.cx.SetReadDeadline(t) }
 func (u unread) SetWriteDeadline(t time.Time) error { return u.cx.SetWriteDeadline(t) }
+
+func closeWrite(c net.Conn) error {
+	if cw, ok := c.(interface{ CloseWrite() error }); ok {
+		return cw.CloseWrite()
+	}
+	return errors.ErrUnsupported
+}
 
 // ForwardTCP gives a connection to the engine. prefix is what has been read of
 // it already.
