@@ -1,6 +1,8 @@
 package pool
 
 import (
+	"maps"
+
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 
 	"github.com/wayhouse-proxy/wayhouse/internal/caddyopt"
@@ -9,24 +11,36 @@ import (
 // UnmarshalCaddyfile sets up the handler from Caddyfile tokens: the name of a
 // pool of the wayhouse app, or the options of a pool. Syntax:
 //
-//	pool <name>
+//	pool <name> {
+//		follow <listener> { ... }
+//	}
 //	pool {
 //		to <targets...>
 //		...
+//		follow <listener> { ... }
 //	}
 func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	d.Next() // consume handler name
-	if d.NextArg() {
-		h.Pool = d.Val()
-		if d.NextArg() {
-			return d.Errf("unexpected argument %q of pool %s", d.Val(), h.Pool)
-		}
-		if d.NextBlock(d.Nesting()) {
-			return d.Errf("pool %s: a pool that is named has its options in the wayhouse block, not here", h.Pool)
-		}
-		return nil
+	own := caddyopt.Options{"follow": caddyopt.Func(func(d *caddyfile.Dispenser) error {
+		h.Follow = new(Follow)
+		return h.Follow.unmarshal(d)
+	})}
+	if !d.NextArg() {
+		all := h.CaddyfileOptions()
+		maps.Copy(all, own)
+		return caddyopt.BlockOf(d, "a pool", all)
 	}
-	return caddyopt.BlockOf(d, "a pool", h.CaddyfileOptions())
+	h.Pool = d.Val()
+	if d.NextArg() {
+		return d.Errf("unexpected argument %q of pool %s", d.Val(), h.Pool)
+	}
+	// What would be an option of a pool is said to be in the wrong place.
+	for name := range h.CaddyfileOptions() {
+		own[name] = caddyopt.Func(func(d *caddyfile.Dispenser) error {
+			return d.Errf("pool %s: a pool that is named has its options in the wayhouse block, not here", h.Pool)
+		})
+	}
+	return caddyopt.BlockOf(d, "pool "+h.Pool, own)
 }
 
 // Interface guard

@@ -24,7 +24,15 @@ import (
 
 // ForwardUDP implements listener.Forwarder.
 func (h *Handler) ForwardUDP(o *udprelay.Opening, at *listener.Place) udprelay.Decision {
-	return open(o, h.pool, func(b *pool.Backend) *relay.Path { return h.path(at, b) })
+	path := func(b *pool.Backend) *relay.Path { return h.path(at, b) }
+	if h.Follow != nil {
+		if to, ok := h.Follow.target(o.Client.Addr()); ok {
+			if b, result := h.pool.PickAddr(to); result == pool.OK && dialUp(o, h.pool, b, path) == 0 {
+				return udprelay.Forward
+			}
+		}
+	}
+	return open(o, h.pool, path)
 }
 
 // open picks a backend for a session and connects a socket to it. A backend
@@ -38,21 +46,30 @@ func open(o *udprelay.Opening, p *pool.Pool, path func(*pool.Backend) *relay.Pat
 		if result != pool.OK {
 			break
 		}
-		fd, errno := sock.DialUDP(b.Addr(), p.Source(b.Addr().Addr()))
+		errno := dialUp(o, p, b, path)
 		if errno == 0 {
-			o.Path, o.FD = path(b), fd
 			return udprelay.Forward
 		}
-		b.Release()
-		failure := relay.ConnectFailure(errno)
-		b.Passive(failure)
-		if failure == relay.Shortage {
+		if relay.ConnectFailure(errno) == relay.Shortage {
 			o.Reason = relay.UpstreamBind
 			break
 		}
 		tried = append(tried, b.Addr())
 	}
 	return udprelay.Refuse
+}
+
+// dialUp connects a socket to a backend at which a place was taken, and gives
+// that back when it cannot.
+func dialUp(o *udprelay.Opening, p *pool.Pool, b *pool.Backend, path func(*pool.Backend) *relay.Path) syscall.Errno {
+	fd, errno := sock.DialUDP(b.Addr(), p.Source(b.Addr().Addr()))
+	if errno == 0 {
+		o.Path, o.FD = path(b), fd
+		return 0
+	}
+	b.Release()
+	b.Passive(relay.ConnectFailure(errno))
+	return errno
 }
 
 // TCPDialer implements listener.Forwarder.
@@ -93,6 +110,7 @@ type owner struct {
 	backend *pool.Backend
 	pool    string
 	stats   *flow.Listener
+	tracked bool     // the listener is followed: tell it who leaves
 	moved   sync.Map // *pool.Backend → *relay.Path of the sessions that Rehome gave it
 }
 
@@ -112,6 +130,9 @@ func (w *owner) Failed(_ *relay.Path, f relay.Failure, _ syscall.Errno) { w.back
 func (w *owner) Closed(_ *relay.Path, s *relay.Info, why relay.Reason) {
 	w.backend.Release()
 	w.stats.Closed(s.ID.UDP(), s.Age, why)
+	if w.tracked && !s.ID.UDP() {
+		w.stats.Left(s.Client.Addr(), w.backend.Addr())
+	}
 }
 
 // Rehome implements listener.Rehomer: it opens the session of a backend that

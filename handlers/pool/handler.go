@@ -33,6 +33,10 @@ type Handler struct {
 	// given here.
 	Pool string `json:"pool,omitempty"`
 
+	// Companion routing, for UDP: a session goes to the backend that the same
+	// source address uses on a TCP listener. Default: none.
+	Follow *Follow `json:"follow,omitempty"`
+
 	pool.Config
 
 	pool   *pool.Pool
@@ -80,7 +84,21 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	default:
 		h.pool, err = app.Pool(h.Pool)
 	}
-	return err
+	if err != nil || h.Follow == nil {
+		return err
+	}
+	if err := h.Follow.provision(app); err != nil {
+		return fmt.Errorf("follow.%w", err)
+	}
+	return nil
+}
+
+// Cleanup gives back what Provision took.
+func (h *Handler) Cleanup() error {
+	if h.Follow != nil {
+		h.Follow.cleanup()
+	}
+	return nil
 }
 
 // Validate checks nothing: Provision has, and the options of a named pool,
@@ -121,11 +139,16 @@ func (h *Handler) path(at *listener.Place, b *pool.Backend) *relay.Path {
 
 func newPath(p *pool.Pool, b *pool.Backend, name string, route int, counters []relay.Counters, stats *flow.Listener) *relay.Path {
 	s := p.Settings()
-	return &relay.Path{
+	w := &owner{backend: b, pool: p.Name(), stats: stats, tracked: stats.Tracked()}
+	path := &relay.Path{
 		Listener: name, Route: route, Pool: p.Name(), Backend: b.Addr(),
 		Idle: s.IdleTimeout, Lifetime: s.MaxLifetime,
-		Counters: counters, Owner: &owner{backend: b, pool: p.Name(), stats: stats},
+		Counters: counters, Owner: w,
 	}
+	if w.tracked {
+		path.Opened = func(client netip.AddrPort) { stats.Reached(client.Addr(), b.Addr()) }
+	}
+	return path
 }
 
 // Handle gives a connection that has come through other handlers, or from a
@@ -164,6 +187,7 @@ func addrPort(a interface{ String() string }) netip.AddrPort {
 // Interface guards
 var (
 	_ caddy.Provisioner  = (*Handler)(nil)
+	_ caddy.CleanerUpper = (*Handler)(nil)
 	_ layer4.NextHandler = (*Handler)(nil)
 	_ listener.Forwarder = (*Handler)(nil)
 	_ listener.Rehomer   = (*owner)(nil)

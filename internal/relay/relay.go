@@ -115,6 +115,11 @@ type Path struct {
 
 	Counters []Counters // of the listener, one for each worker
 	Owner    Owner
+
+	// Opened, where it is set, hears of every TCP flow that has reached the
+	// backend; Owner.Closed hears of its end. Like the Owner's methods it is
+	// called from the workers.
+	Opened func(client netip.AddrPort)
 }
 
 // Owner hears what becomes of the flows of its paths. The engines call it from

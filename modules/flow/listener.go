@@ -31,8 +31,11 @@ type Listener struct {
 
 	workers atomic.Pointer[[]relay.Counters]
 
-	mu      sync.Mutex
-	retired []*[]relay.Counters // of engines that are gone
+	companions atomic.Pointer[companions] // nil: nobody follows this listener
+
+	mu        sync.Mutex // guards what follows
+	followers int
+	retired   []*[]relay.Counters // of engines that are gone
 }
 
 var (

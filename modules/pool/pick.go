@@ -39,12 +39,38 @@ func (p *Pool) pick(f balancer.Flow, tried []netip.AddrPort) (*Backend, Result) 
 	return p.pickSlow(s, f, tried)
 }
 
+// PickAddr takes a place at the backend of that address, if the pool has it
+// and it takes flows; else the result is NoBackend or AtCapacity and nothing is
+// counted, for the caller goes on to Pick.
+func (p *Pool) PickAddr(addr netip.AddrPort) (*Backend, Result) {
+	s := p.snap.Load()
+	if s == nil {
+		return nil, NoBackend
+	}
+	for _, b := range s.all {
+		if b.addr != addr || !b.takes(s.anyHealth) {
+			continue
+		}
+		if !b.reserve(&p.set) {
+			return nil, AtCapacity
+		}
+		p.counts[OK].Add(1)
+		return b, OK
+	}
+	return nil, NoBackend
+}
+
 // choose asks the balancer; an index that does not exist is the first.
 func (p *Pool) choose(c []balancer.Candidate, f balancer.Flow) int {
 	if i := p.balancer.Pick(c, f); i >= 0 && i < len(c) {
 		return i
 	}
 	return 0
+}
+
+// tryAll reports whether backends that are down are tried all the same.
+func (p *Pool) tryAll(s *snapshot) bool {
+	return p.set.OnAllDown == TryAll && !slices.ContainsFunc(s.all, func(b *Backend) bool { return b.takes(false) })
 }
 
 type scratch struct {
@@ -57,7 +83,7 @@ var scratches = sync.Pool{New: func() any { return new(scratch) }}
 func (p *Pool) pickSlow(s *snapshot, f balancer.Flow, tried []netip.AddrPort) (*Backend, Result) {
 	w := scratches.Get().(*scratch)
 	defer w.release()
-	anyHealth := p.set.OnAllDown == TryAll && !slices.ContainsFunc(s.all, func(b *Backend) bool { return b.takes(false) })
+	anyHealth := p.tryAll(s)
 	for _, b := range s.all {
 		if b.takes(anyHealth) && !slices.Contains(tried, b.addr) {
 			w.backends = append(w.backends, b)

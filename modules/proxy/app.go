@@ -197,6 +197,22 @@ func (a *App) Pool(name string) (*pool.Pool, error) {
 	return nil, fmt.Errorf("pool: no pool is named %q in apps.wayhouse.pools; %s", name, suggest.Hint(name, known))
 }
 
+// CheckListener refuses a name that no listener has, or one without TCP.
+func (a *App) CheckListener(name string) error {
+	l := a.Listeners[name]
+	if l == nil {
+		known := "there are none"
+		if len(a.Listeners) > 0 {
+			known = "there are " + strings.Join(slices.Sorted(maps.Keys(a.Listeners)), ", ")
+		}
+		return fmt.Errorf("no listener is named %q; %s", name, known)
+	}
+	if !slices.ContainsFunc(l.Bind, func(s string) bool { return strings.HasPrefix(s, "tcp/") }) {
+		return fmt.Errorf("%q has no TCP address: it is connections that are followed", name)
+	}
+	return nil
+}
+
 // InlinePool makes a pool of a config that a handler carries. It is named
 // after its targets, so that its backends keep their health and counts over a
 // reload wherever the handler moves.

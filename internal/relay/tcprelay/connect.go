@@ -185,6 +185,9 @@ func (w *worker) connected(slot uint32, c *conn) {
 	c.flags |= on(writable, client) | on(writable, backend)
 	w.schedule(slot, c)
 	w.enqueue(slot, c)
+	if p := w.paths.at(c.path); p.Opened != nil {
+		p.Opened(c.client())
+	}
 }
 
 // Most connections that are opened just to be closed have one small write a
