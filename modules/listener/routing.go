@@ -6,7 +6,6 @@ import (
 	"io"
 	"net"
 	"net/netip"
-	"runtime/debug"
 	"time"
 
 	"github.com/mholt/caddy-l4/layer4"
@@ -223,7 +222,9 @@ func (v *view) serveTCP(fd int, client, local netip.AddrPort) {
 	c, err := takeTCP(fd, client, local, v)
 	if err != nil {
 		v.stats.Abandoned(false)
-		v.logger.Warn("taking a connection failed", zap.Error(err))
+		if held, ok := acceptLog.allow(); ok {
+			v.logger.Warn("taking a connection failed", zap.Stringer("remote", client), zap.Error(err), zap.Int64("suppressed", held))
+		}
 		return
 	}
 	if len(v.routes) == 0 {
@@ -365,6 +366,7 @@ func closeWrite(c net.Conn) error {
 func (c *TCPConn) ForwardTCP(prefix []byte, d tcprelay.Dialer) {
 	fd, err := c.Detach()
 	if err != nil {
+		c.because(relay.Error) // a shortage of descriptors, if nothing has ended it before
 		return
 	}
 	err = c.view.engines.TCP.Forward(tcprelay.Flow{FD: fd, Client: c.client, Local: c.local, Prefix: prefix, Dialer: d})
@@ -452,7 +454,9 @@ func (v *view) contain(client netip.AddrPort, end func()) {
 	if p := recover(); p != nil {
 		end()
 		v.stats.Panics.Inc()
-		v.logger.Error("a matcher or handler panicked; its flow was closed",
-			zap.Stringer("remote", client), zap.Any("panic", p), zap.ByteString("stack", debug.Stack()))
+		if held, ok := panicLog.allow(); ok {
+			v.logger.Error("a matcher or handler panicked; its flow was closed",
+				zap.Stringer("remote", client), zap.Any("panic", p), zap.Int64("suppressed", held), zap.Stack("stack"))
+		}
 	}
 }

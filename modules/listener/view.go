@@ -142,9 +142,10 @@ func (ep *endpoint) AcceptFailed(err error, pause time.Duration) {
 	}
 }
 
-// acceptLog lets one line a second through for the whole process: all
-// listeners fail together.
-var acceptLog everySecond
+// acceptLog and panicLog let one line a second through for the whole process:
+// all listeners fail together, and a client can have a flow panic as often as it
+// likes.
+var acceptLog, panicLog everySecond
 
 type everySecond struct {
 	next atomic.Int64 // nanoseconds after started
