@@ -22,6 +22,17 @@ func (b *Bucket) Take(rate, burst int64) bool {
 	return b.TakeAt(int64(time.Since(start)), rate, burst)
 }
 
+// Has reports whether Take would find a token.
+func (b *Bucket) Has(rate, burst int64) bool {
+	return b.HasAt(int64(time.Since(start)), rate, burst)
+}
+
+// HasAt is Has at a time given in nanoseconds of a monotonic clock.
+func (b *Bucket) HasAt(now, rate, burst int64) bool {
+	step := int64(time.Second) / rate
+	return max(b.full.Load()-now, 0)+step <= step*burst
+}
+
 // TakeAt is Take at a time given in nanoseconds of a monotonic clock.
 func (b *Bucket) TakeAt(now, rate, burst int64) bool {
 	step := int64(time.Second) / rate

@@ -35,6 +35,13 @@ type Balancer interface {
 	Pick(candidates []Candidate, f Flow) int
 }
 
+// Peeker is a balancer that can tell what it will choose. Peek is Pick without
+// a trace: the choice after next choices more, and no choice is counted. Who
+// explains a config calls it; a balancer without it is not asked.
+type Peeker interface {
+	Peek(candidates []Candidate, f Flow, next int) int
+}
+
 // Weigher is a balancer with weights of its own. The keys are targets as the
 // pool's config writes them, ip:port or host:port; a target without a key
 // weighs 1.

@@ -74,6 +74,11 @@ func (c *ConsistentHash) Pick(candidates []Candidate, f Flow) int {
 	return best
 }
 
+// Peek implements Peeker: there are no turns.
+func (c *ConsistentHash) Peek(candidates []Candidate, f Flow, _ int) int {
+	return c.Pick(candidates, f)
+}
+
 func score(client uint64, b Candidate) uint64 {
 	return mix(client^seedScore, hash(seedBackend, b.Addr()))
 }
@@ -136,6 +141,7 @@ func (c *ConsistentHash) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 // Interface guards
 var (
 	_ Balancer              = (*ConsistentHash)(nil)
+	_ Peeker                = (*ConsistentHash)(nil)
 	_ caddy.Provisioner     = (*ConsistentHash)(nil)
 	_ caddy.Validator       = (*ConsistentHash)(nil)
 	_ caddyfile.Unmarshaler = (*ConsistentHash)(nil)

@@ -22,11 +22,15 @@ func (*FirstAvailable) CaddyModule() caddy.ModuleInfo {
 // Pick returns the first candidate.
 func (*FirstAvailable) Pick([]Candidate, Flow) int { return 0 }
 
+// Peek implements Peeker.
+func (*FirstAvailable) Peek([]Candidate, Flow, int) int { return 0 }
+
 // UnmarshalCaddyfile reads the policy; it has no options.
 func (*FirstAvailable) UnmarshalCaddyfile(d *caddyfile.Dispenser) error { return noOptions(d) }
 
 // Interface guards
 var (
 	_ Balancer              = (*FirstAvailable)(nil)
+	_ Peeker                = (*FirstAvailable)(nil)
 	_ caddyfile.Unmarshaler = (*FirstAvailable)(nil)
 )

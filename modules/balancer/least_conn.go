@@ -25,8 +25,16 @@ func (*LeastConn) CaddyModule() caddy.ModuleInfo {
 // another backend each time, so that callers who see the same counts do not
 // all choose the same one.
 func (l *LeastConn) Pick(candidates []Candidate, _ Flow) int {
+	return least(candidates, int(l.turn.next(uint64(len(candidates)))))
+}
+
+// Peek implements Peeker.
+func (l *LeastConn) Peek(candidates []Candidate, _ Flow, next int) int {
+	return least(candidates, int(l.turn.peek(next)%uint64(len(candidates))))
+}
+
+func least(candidates []Candidate, best int) int {
 	n := len(candidates)
-	best := int(l.turn.next(uint64(n)))
 	load, weight := after(candidates[best])
 	for k, i := 1, best+1; k < n; k, i = k+1, i+1 {
 		if i == n {
@@ -56,5 +64,6 @@ func (*LeastConn) UnmarshalCaddyfile(d *caddyfile.Dispenser) error { return noOp
 // Interface guards
 var (
 	_ Balancer              = (*LeastConn)(nil)
+	_ Peeker                = (*LeastConn)(nil)
 	_ caddyfile.Unmarshaler = (*LeastConn)(nil)
 )

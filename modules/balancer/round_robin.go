@@ -26,6 +26,11 @@ func (r *RoundRobin) Pick(candidates []Candidate, _ Flow) int {
 	return int(r.turn.next(uint64(len(candidates))))
 }
 
+// Peek implements Peeker.
+func (r *RoundRobin) Peek(candidates []Candidate, _ Flow, next int) int {
+	return int(r.turn.peek(next) % uint64(len(candidates)))
+}
+
 // UnmarshalCaddyfile reads the policy; it has no options.
 func (*RoundRobin) UnmarshalCaddyfile(d *caddyfile.Dispenser) error { return noOptions(d) }
 
@@ -35,8 +40,12 @@ type turn struct{ n atomic.Uint64 }
 // next returns 0, 1, … n-1, 0, … to successive callers.
 func (t *turn) next(n uint64) uint64 { return (t.n.Add(1) - 1) % n }
 
+// peek returns the number that next divides, some callers from now.
+func (t *turn) peek(after int) uint64 { return t.n.Load() + uint64(after) }
+
 // Interface guards
 var (
 	_ Balancer              = (*RoundRobin)(nil)
+	_ Peeker                = (*RoundRobin)(nil)
 	_ caddyfile.Unmarshaler = (*RoundRobin)(nil)
 )

@@ -73,13 +73,23 @@ func (w *Weighted) Weights() map[string]uint32 { return w.ByTarget }
 // the visits to each candidate evenly, and as the step shares no factor with
 // the length of the ring, one cycle visits every place of it exactly once.
 func (w *Weighted) Pick(candidates []Candidate, _ Flow) int {
+	return w.visit(candidates, w.turn.Add(1)-1)
+}
+
+// Peek implements Peeker.
+func (w *Weighted) Peek(candidates []Candidate, _ Flow, next int) int {
+	return w.visit(candidates, w.turn.Load()+uint64(next))
+}
+
+// visit is the candidate of a turn.
+func (w *Weighted) visit(candidates []Candidate, turn uint64) int {
 	var total, unit uint64
 	for _, c := range candidates {
 		total += uint64(c.Weight())
 		unit = gcd(uint64(c.Weight()), unit)
 	}
 	total /= unit
-	n := (w.turn.Add(1) - 1) % total
+	n := turn % total
 	// No overflow: a pool would need 4,000 backends of the highest weight.
 	at := n * w.step(total) % total
 	for i, c := range candidates {
@@ -170,6 +180,7 @@ func (w *Weighted) unmarshalWeight(d *caddyfile.Dispenser) error {
 // Interface guards
 var (
 	_ Balancer              = (*Weighted)(nil)
+	_ Peeker                = (*Weighted)(nil)
 	_ Weigher               = (*Weighted)(nil)
 	_ caddy.Validator       = (*Weighted)(nil)
 	_ caddyfile.Unmarshaler = (*Weighted)(nil)

@@ -272,6 +272,14 @@ func (b *Backend) takes(anyHealth bool) bool {
 	return State(b.state.Load()) == Enabled && (anyHealth || !b.down.Load())
 }
 
+// room reports whether reserve would find a place.
+func (b *Backend) room(s *Settings) bool {
+	if s.MaxSessions != 0 && b.active.Load() >= s.MaxSessions {
+		return false
+	}
+	return s.MaxNewPerSec == 0 || b.bucket.HasAt(int64(time.Since(b.born)), s.MaxNewPerSec, s.MaxNewPerSec)
+}
+
 // reserve takes a place for a flow, unless that would break a limit.
 func (b *Backend) reserve(s *Settings) bool {
 	if s.MaxSessions == 0 {
