@@ -42,6 +42,11 @@ type Flow struct {
 	in    Input
 	shown []byte // the bytes that matchers see of the connection
 
+	// Trace, when it is set, hears every answer of a sniffer, and the calls are
+	// not counted: the flow is one that somebody asks about. h is only valid
+	// during the call.
+	Trace func(n *Named, v Verdict, h *Hint)
+
 	plan    Plan
 	at      int  // the sniffers before this one have said no
 	fresh   bool // there is something to see that plan[at] has not seen
@@ -94,7 +99,7 @@ func (f *Flow) Decide() (winner *Named, v Verdict, h *Hint) {
 			return nil, Undecided, nil
 		}
 		if f.fresh && f.verdict != Recognised {
-			f.verdict = f.plan[f.at].Sniff(&f.in, &f.hint)
+			f.verdict = f.sniff(f.plan[f.at], &f.hint)
 		}
 		switch f.verdict {
 		case Unrecognised:
@@ -109,6 +114,16 @@ func (f *Flow) Decide() (winner *Named, v Verdict, h *Hint) {
 		return f.plan[f.at], f.verdict, &f.hint
 	}
 	return nil, Unrecognised, nil
+}
+
+func (f *Flow) sniff(n *Named, h *Hint) Verdict {
+	if f.Trace == nil {
+		return n.Sniff(&f.in, h)
+	}
+	h.Reset()
+	v := n.s.Sniff(&f.in, h)
+	f.Trace(n, v, h)
+	return v
 }
 
 // Rejected reports whether a sniffer of the plan wants the flow dropped, and
@@ -135,7 +150,7 @@ func (f *Flow) Ask(n *Named) (Verdict, *Hint) {
 			return Undecided, nil
 		}
 		h := new(Hint)
-		return n.Sniff(&f.in, h), h
+		return f.sniff(n, h), h
 	}
 	winner, v, h := f.Decide()
 	switch {
