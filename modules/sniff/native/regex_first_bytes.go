@@ -47,7 +47,10 @@ func (r *RegexFirstBytes) Sniff(in *sniff.Input, h *sniff.Hint) sniff.Verdict {
 //	regex_first_bytes <pattern>
 func (r *RegexFirstBytes) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	d.Next() // consume sniffer name
-	return caddyopt.String(&r.Pattern).Read(d)
+	if err := caddyopt.String(&r.Pattern).Read(d); err != nil {
+		return err
+	}
+	return caddyopt.None(d)
 }
 
 // Interface guards

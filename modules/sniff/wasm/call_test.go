@@ -236,13 +236,11 @@ func TestBreakerOverReloads(t *testing.T) {
 				ch := make(chan prometheus.Metric, 10)
 				f.Send(ch)
 				close(ch)
-				for m := range ch {
-					var v dto.Metric
-					if err := m.Write(&v); err != nil {
-						t.Fatal(err)
-					}
-					return v.GetGauge().GetValue()
+				var v dto.Metric
+				if m := <-ch; m == nil || m.Write(&v) != nil {
+					t.Fatalf("the gauge is %v", m)
 				}
+				return v.GetGauge().GetValue()
 			}
 		}
 		return -1
