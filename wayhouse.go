@@ -17,10 +17,12 @@ import (
 	_ "github.com/wayhouse-proxy/wayhouse/matchers/port"
 	_ "github.com/wayhouse-proxy/wayhouse/matchers/sni"
 	_ "github.com/wayhouse-proxy/wayhouse/matchers/sniffer"
+	_ "github.com/wayhouse-proxy/wayhouse/matchers/ticket"
 	_ "github.com/wayhouse-proxy/wayhouse/modules/adminapi"
 	_ "github.com/wayhouse-proxy/wayhouse/modules/balancer"
 	_ "github.com/wayhouse-proxy/wayhouse/modules/health"
 	_ "github.com/wayhouse-proxy/wayhouse/modules/proxy"
 	_ "github.com/wayhouse-proxy/wayhouse/modules/resolver"
 	_ "github.com/wayhouse-proxy/wayhouse/modules/sniff/native"
+	_ "github.com/wayhouse-proxy/wayhouse/modules/sniff/wasm"
 )
