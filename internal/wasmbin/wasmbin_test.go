@@ -339,20 +339,17 @@ func observe(t *testing.T, in []byte) (string, error) {
 	var b strings.Builder
 	for _, name := range slices.Sorted(maps.Keys(c.ExportedFunctions())) {
 		f := mod.ExportedFunction(name)
-		args := make([]uint64, len(f.Definition().ParamTypes()))
-		for _, t := range f.Definition().ParamTypes() {
-			if t == api.ValueTypeExternref || t == valueTypeFuncref {
-				return b.String(), nil
-			}
+		types := slices.Concat(f.Definition().ParamTypes(), f.Definition().ResultTypes())
+		if slices.ContainsFunc(types, func(t api.ValueType) bool { return t < api.ValueTypeF64 }) {
+			continue // vectors take two places, and references are addresses
 		}
+		args := make([]uint64, len(f.Definition().ParamTypes()))
 		got, err := f.Call(ctx, args...)
 		if err != nil {
 			return outcome(b.String(), err), nil
 		}
 		for i, v := range got {
 			switch f.Definition().ResultTypes()[i] {
-			case api.ValueTypeExternref, valueTypeFuncref:
-				v = 0 // an address
 			case api.ValueTypeF32, api.ValueTypeF64:
 				v = 0 // the bits of a NaN are not set by the standard
 			}
@@ -375,5 +372,3 @@ func outcome(before string, err error) string {
 	}
 	return before + "fails"
 }
-
-const valueTypeFuncref api.ValueType = 0x70
