@@ -32,6 +32,8 @@ type walk struct {
 
 	cx    *layer4.Connection
 	first *sniff.Flow // what cx has for matchers, and what sniffers say of it
+
+	trace *trace // hears of every step of a flow that nobody has sent, else nil
 }
 
 func newWalk(v *view, conn net.Conn, src source, deadline time.Time) *walk {
@@ -50,23 +52,56 @@ const (
 // none does, or undecided when the budget ended on route i.
 func (w *walk) find(i int) (int, verdict, error) {
 	for i < len(w.v.routes) {
-		got, err := w.v.routes[i].match(w.cx)
-		switch {
-		case err != nil:
+		got, err := w.v.routes[i].match(w.cx, w.trace)
+		means := w.judge(got, err)
+		if w.trace != nil {
+			w.trace.route(i, means, err)
+		}
+		switch means {
+		case failed:
 			return i, no, err
-		case got == yes:
+		case matched:
 			return i, yes, nil
-		case got == no:
+		case unmatched, passedSilent, passedNext:
 			i++
-		case w.silent || w.spent && w.v.peek.OnUndecided == onUndecidedNext:
-			i++
-		case w.spent:
+		case cutOff:
 			return i, undecided, nil
-		default:
+		case heldBack:
 			w.wait()
 		}
 	}
 	return i, no, nil
+}
+
+// outcome is what becomes of a flow at a route.
+type outcome uint8
+
+const (
+	unmatched outcome = iota
+	matched
+	failed
+	heldBack     // more bytes are waited for
+	passedSilent // the client has sent nothing: on to routes that need no bytes
+	passedNext   // undecided to the end, and on_undecided is next
+	cutOff       // undecided to the end, and on_undecided is refuse
+)
+
+func (w *walk) judge(got verdict, err error) outcome {
+	switch {
+	case err != nil:
+		return failed
+	case got == yes:
+		return matched
+	case got == no:
+		return unmatched
+	case w.silent:
+		return passedSilent
+	case w.spent && w.v.peek.OnUndecided == onUndecidedNext:
+		return passedNext
+	case w.spent:
+		return cutOff
+	}
+	return heldBack
 }
 
 // wait gets more bytes for the matchers, or finds the budget spent.
@@ -121,6 +156,8 @@ func (w *walk) show(matching []byte) {
 	var datagrams [][]byte
 	if u, ok := w.src.(*udpSource); ok {
 		datagrams = u.tmp
+	} else if d, ok := w.src.(*describedSource); ok {
+		datagrams = d.datagrams()
 	} else if w.conn.LocalAddr().Network() == "udp" && len(matching) > 0 {
 		datagrams = [][]byte{matching} // what a handler has left of them
 	}
@@ -136,16 +173,19 @@ func keepVars(old, with context.Context) context.Context {
 
 // match asks the matchers of a route. One set must match; in a set every
 // matcher must. A definite no of one matcher decides a set in which another
-// still needs bytes.
-func (r *Route) match(cx *layer4.Connection) (verdict, error) {
+// still needs bytes. t hears of every matcher that was asked, unless it is nil.
+func (r *Route) match(cx *layer4.Connection, t *trace) (verdict, error) {
 	if len(r.sets) == 0 {
 		return yes, nil
 	}
 	result := no
-	for _, set := range r.sets {
+	for i, set := range r.sets {
 		got := yes
 		for _, m := range set {
 			ok, err := m.Match(cx)
+			if t != nil {
+				t.matcher(i, m[0], ok, err)
+			}
 			switch {
 			case errors.Is(err, layer4.ErrConsumedAllPrefetchedBytes), errors.Is(err, layer4.ErrMatchingBufferFull):
 				got = undecided

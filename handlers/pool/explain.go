@@ -1,0 +1,62 @@
+package pool
+
+import (
+	"fmt"
+
+	"github.com/wayhouse-proxy/wayhouse/modules/balancer"
+	"github.com/wayhouse-proxy/wayhouse/modules/listener"
+	"github.com/wayhouse-proxy/wayhouse/modules/pool"
+)
+
+// Explain implements listener.Explainer. The backend is the one that the
+// balancer would choose now, which another flow may get first.
+func (h *Handler) Explain(q *listener.Question, _ string) listener.Account {
+	a := listener.Account{Pool: h.pool.Name()}
+	followed := h.followed(q)
+	for _, b := range h.pool.Backends() {
+		candidate, room := h.pool.Takes(b)
+		a.Backends = append(a.Backends, listener.Backend{
+			Addr: b.Addr().String(), Candidate: candidate, Full: !room, Healthy: b.Healthy(), State: b.State().String(),
+			Weight: b.Weight(), Active: b.Active(),
+		})
+		if b == followed && candidate && room {
+			a.Backend, a.Result = b.Addr().String(), pool.OK.String()
+			a.Reason = fmt.Sprintf("follows the client's connection on the listener %s", h.Follow.Listener)
+		}
+	}
+	if a.Backend != "" {
+		return a
+	}
+	b, result, known := h.pool.Peek(balancer.Flow{Client: q.Client, Local: q.Local})
+	a.Result = result.String()
+	switch {
+	case !known:
+		a.Reason = fmt.Sprintf("the balancer %s does not tell what it would choose", h.pool.Policy())
+	case b == nil:
+		a.Reason = fmt.Sprintf("no backend for it: %s", result)
+	default:
+		a.Backend, a.Reason = b.Addr().String(), fmt.Sprintf("by the balancer %s", h.pool.Policy())
+	}
+	return a
+}
+
+// followed is the backend that the session of a client that has a connection
+// elsewhere would go to, nil without one.
+func (h *Handler) followed(q *listener.Question) *pool.Backend {
+	if h.Follow == nil || !q.UDP {
+		return nil
+	}
+	to, ok := h.Follow.target(q.Client.Addr())
+	if !ok {
+		return nil
+	}
+	for _, b := range h.pool.Backends() {
+		if b.Addr() == to {
+			return b
+		}
+	}
+	return nil
+}
+
+// Interface guard
+var _ listener.Explainer = (*Handler)(nil)
