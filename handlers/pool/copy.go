@@ -309,7 +309,9 @@ func closeClient(cx *layer4.Connection, err error) {
 	cx.Close()
 }
 
+// halfClose reports whether the connection knows half-closes. Of one that is
+// reset already the error is left to those who read.
 func halfClose(c net.Conn) bool {
 	cw, ok := c.(interface{ CloseWrite() error })
-	return ok && cw.CloseWrite() == nil
+	return ok && !errors.Is(cw.CloseWrite(), errors.ErrUnsupported)
 }
