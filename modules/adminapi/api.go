@@ -46,6 +46,8 @@ func (a *API) calls() map[string]map[string]call {
 		"/route-hint":           {http.MethodPost: a.pushHint},
 		"/route-hints":          {http.MethodGet: a.hints},
 		"/route-hints/{src_ip}": {http.MethodDelete: a.dropHint},
+
+		"/explain": {http.MethodPost: a.explain},
 	}
 }
 
