@@ -185,7 +185,7 @@ func ParseKey(s string) ([]byte, error) {
 	case "base64":
 		key, err = base64.StdEncoding.DecodeString(digits)
 	default:
-		return nil, errors.New("a key begins with hex: or base64:")
+		return nil, errors.New("a key is hex: or base64: and its bytes in that form")
 	}
 	if err != nil {
 		return nil, fmt.Errorf("the key is not %s", kind) // without the key

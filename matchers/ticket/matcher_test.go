@@ -142,7 +142,7 @@ func TestConfig(t *testing.T) {
 		`{"pool": "a"}`:                                                 "keys: none; give at least one",
 		`{"keys": ["` + hexKey + `"]}`:                                  "pool: missing",
 		`{"keys": ["{env.NO_SUCH_KEY}"], "pool": "a"}`:                  "keys[0]: ",
-		`{"keys": ["` + hexKey + `", "secret!"], "pool": "a"}`:          "keys[1]: a key begins with hex: or base64:",
+		`{"keys": ["` + hexKey + `", "secret!"], "pool": "a"}`:          "keys[1]: a key is hex: or base64: and",
 		`{"keys": ["hex:00"], "pool": "a"}`:                             "keys[0]: the key has 1 bytes, not 16 to 1024",
 		`{"keys": ["` + hexKey + `"], "pool": "a", "offset": -1}`:       "offset: -1 is not from 0 to 4096",
 		`{"keys": ["` + hexKey + `"], "pool": "a", "bindip": true}`:     "bindip: unknown key; did you mean bind_ip?",

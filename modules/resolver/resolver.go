@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
+
+	"github.com/wayhouse-proxy/wayhouse/internal/cidr"
 )
 
 // Request is what is known of a flow. Nobody changes it.
@@ -82,7 +84,7 @@ type Settings struct {
 	// outside is no answer. Default: any unicast address.
 	AllowTargets []string `json:"allow_targets,omitempty"`
 
-	allow []netip.Prefix
+	allow cidr.Set
 	parts []keyPart
 }
 
@@ -143,17 +145,9 @@ func (s *Settings) Provision(caddy.Context) error {
 	if s.OnError == "" {
 		s.OnError = Reject
 	}
-	s.allow = nil
-	for i, text := range s.AllowTargets {
-		p, err := netip.ParsePrefix(text)
-		if a, aerr := netip.ParseAddr(text); aerr == nil {
-			a = a.Unmap()
-			p, err = netip.PrefixFrom(a, a.BitLen()), nil
-		}
-		if err != nil {
-			return fmt.Errorf("allow_targets[%d]: %q is neither a prefix, such as 10.1.0.0/16, nor an address", i, text)
-		}
-		s.allow = append(s.allow, p.Masked())
+	s.allow = cidr.Set{}
+	if err := s.allow.AddAll(s.AllowTargets); err != nil {
+		return fmt.Errorf("allow_targets%w", err)
 	}
 	if c := s.Cache; c != nil {
 		or(&c.PositiveTTL, caddy.Duration(defaultPositiveTTL))
@@ -245,13 +239,8 @@ func (s *Settings) checkTarget(t netip.AddrPort) error {
 	if t.Port() == 0 || a.Zone() != "" || a.IsUnspecified() || a.IsMulticast() || a == netip.AddrFrom4([4]byte{255, 255, 255, 255}) {
 		return errTarget(t)
 	}
-	if len(s.AllowTargets) == 0 {
-		return nil
+	if len(s.AllowTargets) > 0 && !s.allow.Contains(a) {
+		return errTarget(t)
 	}
-	for _, p := range s.allow {
-		if p.Contains(a) {
-			return nil
-		}
-	}
-	return errTarget(t)
+	return nil
 }
