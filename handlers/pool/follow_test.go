@@ -20,7 +20,7 @@ func TestFollow(t *testing.T) {
 	// Two hosts, with the game on TCP and voice on UDP one port above.
 	hosts := []string{"127.0.0.71", "127.0.0.72"}
 	tcp, udp := pairs(t, hosts)
-	app := fmt.Sprintf(`{"pools": {
+	app := fmt.Sprintf(`{"shutdown_grace": "1s", "pools": {
 		"game": {"targets": [%s], "health": {"check": "none"}, "balancer": {"policy": "round_robin"}},
 		"voice": {"targets": [%s], "health": {"check": "none"}, "balancer": {"policy": "first_available"}}},
 		"listeners": {
