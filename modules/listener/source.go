@@ -56,8 +56,14 @@ func (s *tcpSource) more(deadline time.Time, limit int) ([]byte, error) {
 			return true
 		case n > s.have:
 			return true
-		case n == 0 || finished(int(fd)):
+		case n == 0:
 			end = io.EOF
+			return true
+		case finished(int(fd)):
+			// The last bytes may have come since they were looked at.
+			if n, _, end = unix.Recvfrom(int(fd), buf, unix.MSG_PEEK); end == nil && n <= s.have {
+				end = io.EOF
+			}
 			return true
 		}
 		return false // until the next edge: new bytes, or the end
