@@ -6,7 +6,7 @@ var errCost = errors.New("would take too long to compile")
 
 // What wazero 1.12 spends on compiling, measured in nanoseconds with modules
 // made of nothing else, and put higher for what takes much memory instead: a
-// module of 500 ms stays below 256 MiB. Code from ordinary compilers costs a small part of it,
+// module of 500 ms stays below 256 MiB (BenchmarkCompileAtTheLimit). Code from ordinary compilers costs a small part of it,
 // as most of its memory accesses share a check and most of its blocks are in
 // short functions.
 const (
@@ -27,7 +27,7 @@ const (
 	fillEdges = 2 // a fill is compiled to a loop
 
 	// In a function of so many branches and blocks (edges):
-	costEdges     = 11  // for each edge and edge
+	costEdges     = 11  // for each edge and edge, or two targets
 	costJoin      = 500 // for each edge or target and value
 	costLoopValue = 32  // for each value and loop around a loop
 	costDepth     = 6   // for each block around a block
@@ -46,7 +46,7 @@ type tally struct {
 // at most.
 func (w *walk) cost(types, values int) int {
 	return costFunction + costValue*types + costByte*len(w.b) + w.heavy +
-		w.edges*w.edges*costEdges + (w.edges+w.targets)*values*costJoin + w.targets*costTarget +
+		w.edges*(w.edges+w.targets/2)*costEdges + (w.edges+w.targets)*values*costJoin + w.targets*costTarget +
 		w.loopDepths*values*costLoopValue + w.depths*costDepth
 }
 
