@@ -6,9 +6,9 @@ var errCost = errors.New("would take too long to compile")
 
 // What wazero 1.12 spends on compiling, measured in nanoseconds with modules
 // made of nothing else, and put higher for what takes much memory instead: a
-// module of 500 ms stays below 256 MiB (BenchmarkCompileAtTheLimit). Code from ordinary compilers costs a small part of it,
-// as most of its memory accesses share a check and most of its blocks are in
-// short functions.
+// module of 500 ms stays below 256 MiB (BenchmarkCompileAtTheLimit). Code from
+// ordinary compilers costs a small part of it, as most of its memory accesses
+// share a check and most of its blocks are in short functions.
 const (
 	costFunction = 16_000 // a function and its wrapper
 	costValue    = 450    // a parameter or result of it
