@@ -57,14 +57,17 @@ func route(name string, matchers testkit.M) testkit.M {
 func load(t *testing.T, network string, peek testkit.M, routes ...testkit.M) (to string) {
 	t.Helper()
 	run(t, testkit.With(testkit.Listener([]string{network + "/127.0.0.1:0"}, routes...), testkit.M{"peek": peek}))
-	return proxy.Running().Listening("l")[0].Addr.String()
+	return listening()
 }
 
+// listening is the first address of the listener that runs.
+func listening() string { return proxy.Running().Listening("l")[0].Addr.String() }
+
 // run runs a listener named l until the test ends.
-func run(t *testing.T, l testkit.M) {
+func run(t *testing.T, l testkit.M, options ...testkit.M) {
 	t.Helper()
 	quiet := testkit.M{"admin": testkit.M{"disabled": true, "config": testkit.M{"persist": false}}}
-	cfg, err := json.Marshal(testkit.With(testkit.App(testkit.M{"l": l}, nil), quiet))
+	cfg, err := json.Marshal(testkit.With(testkit.App(testkit.M{"l": l}, nil, options...), quiet))
 	if err != nil {
 		t.Fatal(err)
 	}
