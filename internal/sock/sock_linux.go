@@ -13,7 +13,6 @@ import (
 
 // Options are the socket options that make two binds of one address different.
 type Options struct {
-	V6Only   bool // an IPv6 wildcard takes no IPv4 traffic
 	FreeBind bool // the address need not be one of this host's
 }
 
@@ -149,11 +148,9 @@ func bind(a netip.AddrPort, o Options, typ int, before, after func(int) error) (
 
 func common(fd int, a netip.AddrPort, o Options) error {
 	if !a.Addr().Is4() {
-		v := 0
-		if o.V6Only {
-			v = 1
-		}
-		if err := unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, v); err != nil {
+		// An IPv6 wildcard takes IPv4 traffic too, whatever the host's default.
+		// Where an IPv4 wildcard shares the port, the kernel gives it its own.
+		if err := unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 0); err != nil {
 			return os.NewSyscallError("setsockopt", err)
 		}
 	}

@@ -5,8 +5,6 @@ import (
 	"net/netip"
 	"strconv"
 	"strings"
-
-	"github.com/wayhouse-proxy/wayhouse/internal/sock"
 )
 
 // maxPorts is how many ports one bind may name: a typo such as 0-65535 must
@@ -84,18 +82,6 @@ func parsePort(s string) (uint16, error) {
 		return 0, fmt.Errorf("port %q is not a number from 0 to 65535", s)
 	}
 	return uint16(n), nil
-}
-
-// options are the socket options of b, given all binds of the config: a
-// wildcard IPv6 socket takes IPv4 traffic too, unless that has a socket of its
-// own on the port.
-func (b Bind) options(all map[Bind]string) sock.Options {
-	var o sock.Options
-	if b.Addr.Addr() == netip.IPv6Unspecified() {
-		v4 := Bind{b.Network, netip.AddrPortFrom(netip.IPv4Unspecified(), b.Addr.Port())}
-		_, o.V6Only = all[v4]
-	}
-	return o
 }
 
 // Binds is every address the listeners of a config bind, with the config path

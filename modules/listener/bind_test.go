@@ -93,19 +93,3 @@ func TestBindsOverlap(t *testing.T) {
 		t.Errorf("overlapping ranges: %v, want %s", err, want)
 	}
 }
-
-func TestDualStack(t *testing.T) {
-	all := make(Binds)
-	for _, s := range []string{"tcp/[::]:443", "tcp/0.0.0.0:443", "tcp/[::]:80", "udp/[::]:443"} {
-		binds, _ := ParseBind(s)
-		if err := all.Add(binds, s); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for b := range all {
-		want := b.String() == "tcp/[::]:443" // the only one with an IPv4 socket beside it
-		if got := b.options(all).V6Only; got != want {
-			t.Errorf("%s: V6Only = %v, want %v", b, got, want)
-		}
-	}
-}

@@ -6,7 +6,6 @@ import (
 	"sync"
 
 	"github.com/wayhouse-proxy/wayhouse/internal/relay"
-	"github.com/wayhouse-proxy/wayhouse/internal/sock"
 )
 
 // bound are the endpoints whose sockets this process has, draining ones
@@ -69,30 +68,17 @@ func (s *boundSet) tcp() reach {
 }
 
 // reach is a set of addresses, with wildcards.
-type reach map[netip.AddrPort]sock.Options
+type reach map[netip.AddrPort]struct{}
 
-func (r reach) add(ep *endpoint) {
-	a := ep.addr().Addr
-	if old, ok := r[a]; !ok || old.V6Only { // the one that takes more
-		r[a] = ep.key.Options
-	}
-}
+func (r reach) add(ep *endpoint) { r[ep.addr().Addr] = struct{}{} }
 
 // has reports whether a connection to that address of ours arrives here.
 func (r reach) has(local netip.AddrPort) bool {
-	at := func(a netip.Addr) (sock.Options, bool) {
-		o, ok := r[netip.AddrPortFrom(a, local.Port())]
-		return o, ok
-	}
-	if _, ok := at(local.Addr()); ok {
-		return true
-	}
-	any6, ok := at(netip.IPv6Unspecified())
-	if local.Addr().Is6() {
+	at := func(a netip.Addr) bool {
+		_, ok := r[netip.AddrPortFrom(a, local.Port())]
 		return ok
 	}
-	_, any4 := at(netip.IPv4Unspecified())
-	return any4 || ok && !any6.V6Only
+	return at(local.Addr()) || at(netip.IPv6Unspecified()) || local.Addr().Is4() && at(netip.IPv4Unspecified())
 }
 
 // closeUnbound ends the TCP connections that have come by one of the addresses

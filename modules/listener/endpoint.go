@@ -37,7 +37,9 @@ type endpointKey struct {
 type endpoint struct {
 	key endpointKey
 
-	view atomic.Pointer[view] // the last of views; nil while draining
+	view  atomic.Pointer[view] // the last of views; nil while draining
+	ready chan struct{}        // closed with the first view, or when there will be none
+	once  sync.Once            // closes ready
 
 	mu    sync.Mutex // guards what follows
 	views []*view
@@ -58,7 +60,7 @@ func takeEndpoint(e *Engines, key endpointKey) (*endpoint, error) {
 				return nil, err
 			}
 		}
-		ep := &endpoint{key: key}
+		ep := &endpoint{key: key, ready: make(chan struct{})}
 		var err error
 		if key.Network == "udp" {
 			ep.udp, err = e.UDP.Listen(key.Addr, key.Options, ep)
@@ -88,6 +90,7 @@ func (ep *endpoint) push(v *view) {
 	defer ep.mu.Unlock()
 	ep.views = append(ep.views, v)
 	ep.view.Store(v)
+	ep.once.Do(func() { close(ep.ready) })
 }
 
 func (ep *endpoint) remove(v *view) {
@@ -120,6 +123,7 @@ func (ep *endpoint) Destruct() error {
 	ep.mu.Unlock()
 	switch {
 	case ep.tcp != nil:
+		ep.once.Do(func() { close(ep.ready) })
 		ep.tcp.Close()
 		bound.remove(ep)
 		if last != nil {

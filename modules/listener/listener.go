@@ -379,7 +379,7 @@ func (l *Listener) Name() string { return l.name }
 func (l *Listener) Open(e *Engines, all Binds) error {
 	l.view.attach(e)
 	for i, b := range l.binds {
-		key := endpointKey{Bind: b, Options: b.options(all)}
+		key := endpointKey{Bind: b}
 		if b.Addr.Port() == 0 {
 			key.any = fmt.Sprintf("%s %d", l.name, i)
 		}

@@ -350,3 +350,45 @@ func (f from) Match(cx *layer4.Connection) (bool, error) {
 	a, err := netip.ParseAddrPort(cx.RemoteAddr().String())
 	return f.MatchAddr(a, a), err
 }
+
+// TestWildcardsShareAPort holds that IPv4 traffic goes to the IPv4 wildcard
+// where there is one, whichever was bound first, and else to the other, and that
+// the IPv6 one is not touched when the IPv4 one comes beside it.
+func TestWildcardsShareAPort(t *testing.T) {
+	ln, err := net.Listen("tcp", "[::]:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := ln.Addr().(*net.TCPAddr).Port
+	ln.Close()
+	says := func(text string) string {
+		return fmt.Sprintf(`"routes": [{"handle": [{"handler": "test_says", "text": %q}]}]`, text)
+	}
+	six := fmt.Sprintf(`"six": {"bind": ["tcp/[::]:%d", "udp/[::]:%d"], %s}`, port, port, says("six:"))
+	four := fmt.Sprintf(`"four": {"bind": ["tcp/0.0.0.0:%d", "udp/0.0.0.0:%d"], %s}`, port, port, says("four:"))
+	ask := func(host, want string) {
+		t.Helper()
+		for _, network := range []string{"tcp", "udp"} {
+			for range 8 { // enough to meet every worker's socket
+				c := dial(t, network, net.JoinHostPort(host, fmt.Sprint(port)))
+				send(t, c, "hi")
+				expect(t, c, want+"hi")
+				c.Close()
+			}
+		}
+	}
+	load(t, `{"listeners": {`+six+`}}`)
+	ask("127.0.0.1", "six:")
+	ask("::1", "six:")
+	old := dial(t, "udp", fmt.Sprintf("[::1]:%d", port))
+	send(t, old, "one")
+	expect(t, old, "six:one")
+	load(t, `{"listeners": {`+six+`, `+four+`}}`)
+	ask("127.0.0.1", "four:")
+	ask("::1", "six:")
+	load(t, `{"listeners": {`+four+`}}`)
+	ask("127.0.0.1", "four:")
+	load(t, `{"listeners": {`+four+`, `+six+`}}`)
+	ask("127.0.0.1", "four:")
+	ask("::1", "six:")
+}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
 
 	"github.com/wayhouse-proxy/wayhouse/internal/relay"
 	"github.com/wayhouse-proxy/wayhouse/internal/relay/tcprelay"
@@ -102,17 +103,24 @@ func (o heldOwner) Closed(_ *relay.Path, s *relay.Info, why relay.Reason) {
 // Accept implements tcprelay.Acceptor.
 func (ep *endpoint) Accept(o *tcprelay.Opening) tcprelay.Decision {
 	v := ep.view.Load()
-	if v == nil || v.refusing.Load() {
+	if v == nil {
+		go ep.early(o.FD, o.Client, o.Local)
+		return tcprelay.Take
+	}
+	if v.refusing.Load() {
 		return tcprelay.Refuse
 	}
 	if limit := v.limits.admit(v.stats, false); limit != "" {
 		v.stats.Blocked(limit)
 		return tcprelay.Refuse
 	}
-	d := tcprelay.Refuse
+	d, done := tcprelay.Refuse, false
 	defer func() { // after a panic of a matcher too
 		if d == tcprelay.Refuse {
 			v.stats.Abandoned(false)
+		}
+		if !done {
+			v.stats.Panics.Inc()
 		}
 	}()
 	i, known := v.straight(o.Client, o.Local)
@@ -127,7 +135,25 @@ func (ep *endpoint) Accept(o *tcprelay.Opening) tcprelay.Decision {
 		o.Dialer = v.dialers[i]
 		d = tcprelay.Forward
 	}
+	done = true
 	return d
+}
+
+// early serves a connection that came before the config that has bound the
+// address has started to serve.
+func (ep *endpoint) early(fd int, client, local netip.AddrPort) {
+	<-ep.ready
+	v := ep.view.Load()
+	if v == nil || v.refusing.Load() {
+		unix.Close(fd)
+		return
+	}
+	if limit := v.limits.admit(v.stats, false); limit != "" {
+		v.stats.Blocked(limit)
+		unix.Close(fd)
+		return
+	}
+	v.serveTCP(fd, client, local)
 }
 
 // AcceptFailed implements tcprelay.Acceptor.
@@ -193,10 +219,13 @@ func (ep *endpoint) Open(o *udprelay.Opening) udprelay.Decision {
 		o.Reason = relay.Filtered
 		return udprelay.Refuse
 	}
-	d := udprelay.Refuse
+	d, done := udprelay.Refuse, false
 	defer func() { // after a panic of a matcher or a balancer too
 		if d == udprelay.Refuse {
 			v.stats.Abandoned(true)
+		}
+		if !done {
+			v.stats.Panics.Inc()
 		}
 	}()
 	i, known := v.straight(o.Client, o.Local)
@@ -214,6 +243,7 @@ func (ep *endpoint) Open(o *udprelay.Opening) udprelay.Decision {
 		go v.serveUDP(c, o.Client, o.Local, o.Worker)
 		d = udprelay.Hold
 	}
+	done = true
 	return d
 }
 

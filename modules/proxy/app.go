@@ -264,7 +264,7 @@ func (a *App) checkHealthNamed() error {
 	return nil
 }
 
-// Start binds what the config before does not have, then starts the pools' work,
+// Start starts the pools' work, binds what the config before does not have,
 // then lets new flows follow this config. It changes nothing when it fails.
 func (a *App) Start() (err error) {
 	workers := a.Workers
@@ -292,15 +292,15 @@ func (a *App) Start() (err error) {
 	if got := a.engines.TCP.Workers(); got != workers {
 		a.logger.Warn("the number of workers changes with the next start of the process", zap.Int("running", got), zap.Int("configured", workers))
 	}
+	if running, err = a.startPools(); err != nil { // may wait for DNS, with nothing bound yet
+		return err
+	}
 	for _, name := range slices.Sorted(maps.Keys(a.Listeners)) {
 		l := a.Listeners[name]
 		if err := l.Open(a.engines, a.binds); err != nil {
 			return err
 		}
 		opened = append(opened, l)
-	}
-	if running, err = a.startPools(); err != nil {
-		return err
 	}
 	for _, l := range opened {
 		l.Serve()

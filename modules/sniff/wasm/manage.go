@@ -19,7 +19,8 @@ import (
 // Changing the directory from the admin API. Each function leaves files whole
 // at every moment: what is written is complete and on the disk before it gets
 // its name. A config sees the change when it is loaded next; the caller does
-// that.
+// that. The host may be that of a config which is being replaced, so each holds
+// the engine for itself.
 
 // Error is an error with the HTTP status that tells it best.
 type Error struct {
@@ -58,8 +59,13 @@ type Info struct {
 
 // List tells what is in the directory now.
 func (h *Host) List() ([]Info, error) {
-	h.engine.files.Lock()
-	defer h.engine.files.Unlock()
+	e, err := takeEngine()
+	if err != nil {
+		return nil, err
+	}
+	defer e.give()
+	e.files.Lock()
+	defer e.files.Unlock()
 	names, err := h.names()
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
@@ -98,11 +104,16 @@ func (h *Host) Put(name string, b []byte) error {
 	if err := h.pinned(name, sha256.Sum256(b)); err != nil {
 		return err
 	}
-	if err := h.loads(b); err != nil {
+	e, err := takeEngine()
+	if err != nil {
+		return err
+	}
+	defer e.give()
+	if err := h.loads(e, b); err != nil {
 		return status(http.StatusBadRequest, err)
 	}
-	h.engine.files.Lock()
-	defer h.engine.files.Unlock()
+	e.files.Lock()
+	defer e.files.Unlock()
 	if err := os.MkdirAll(h.Dir, 0o755); err != nil {
 		return err
 	}
@@ -110,7 +121,7 @@ func (h *Host) Put(name string, b []byte) error {
 	if err == nil && bytes.Equal(old, b) {
 		return nil
 	}
-	if err == nil && h.loads(old) == nil {
+	if err == nil && h.loads(e, old) == nil {
 		if err := h.write(h.kept(name), old); err != nil {
 			return err
 		}
@@ -119,10 +130,10 @@ func (h *Host) Put(name string, b []byte) error {
 }
 
 // loads reports why a module cannot be loaded.
-func (h *Host) loads(b []byte) error {
-	m, err := h.engine.load(b, h.limits)
+func (h *Host) loads(e *engine, b []byte) error {
+	m, err := e.load(b, h.limits)
 	if err == nil {
-		h.engine.unload(m)
+		e.unload(m)
 	}
 	return err
 }
@@ -170,8 +181,13 @@ func (h *Host) Delete(name string) error {
 	if err := checkName(name); err != nil {
 		return err
 	}
-	h.engine.files.Lock()
-	defer h.engine.files.Unlock()
+	e, err := takeEngine()
+	if err != nil {
+		return err
+	}
+	defer e.give()
+	e.files.Lock()
+	defer e.files.Unlock()
 	if err := os.Remove(h.file(name)); errors.Is(err, fs.ErrNotExist) {
 		return errNotFound("there is no module %s", name)
 	} else if err != nil {
@@ -188,8 +204,13 @@ func (h *Host) Rollback(name string) error {
 	if err := checkName(name); err != nil {
 		return err
 	}
-	h.engine.files.Lock()
-	defer h.engine.files.Unlock()
+	e, err := takeEngine()
+	if err != nil {
+		return err
+	}
+	defer e.give()
+	e.files.Lock()
+	defer e.files.Unlock()
 	b, err := readModule(h.kept(name))
 	if errors.Is(err, fs.ErrNotExist) {
 		return errNotFound("no version of %s is kept", name)
@@ -199,7 +220,7 @@ func (h *Host) Rollback(name string) error {
 	if err := h.pinned(name, sha256.Sum256(b)); err != nil {
 		return err
 	}
-	if err := h.loads(b); err != nil {
+	if err := h.loads(e, b); err != nil {
 		return status(http.StatusBadRequest, fmt.Errorf("the version kept of %s: %w", name, err))
 	}
 	if err := h.swap(name); err != nil {
