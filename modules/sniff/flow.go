@@ -56,10 +56,15 @@ type Flow struct {
 	name      []byte // of ServerName
 	nameKnown Verdict
 	nameFresh bool // there is something to see that ServerName has not seen
+	nameBuf   [64]byte
 }
 
 // NewFlow is a flow of which nothing has been seen.
-func NewFlow(p Plan) *Flow { return &Flow{plan: p} }
+func NewFlow(p Plan) *Flow {
+	f := &Flow{plan: p}
+	f.name = f.nameBuf[:0] // enough for most
+	return f
+}
 
 // flowVar is the variable of a connection in which matchers find its flow.
 const flowVar = "wayhouse.sniff"
