@@ -3,11 +3,13 @@ package listener
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -42,9 +44,16 @@ type outletKey struct {
 var outlets = outletSet{names: map[string]*served{}, open: map[outletKey]*outlet{}}
 
 type outletSet struct {
-	mu    sync.Mutex
+	now atomic.Pointer[map[outletKey]*outlet] // a copy of open, for datagrams
+
+	mu    sync.Mutex // guards what follows
 	names map[string]*served
 	open  map[outletKey]*outlet
+}
+
+func (s *outletSet) publishLocked() {
+	open := maps.Clone(s.open)
+	s.now.Store(&open)
 }
 
 // served is a name that listeners of live configs serve.
@@ -121,6 +130,7 @@ func listen(_ context.Context, _, host, port string, offset uint, _ net.ListenCo
 	if o == nil {
 		o = &outlet{key: key, conns: make(chan net.Conn, connBacklog), grams: make(chan datagram, gramBacklog)}
 		outlets.open[key] = o
+		outlets.publishLocked()
 	}
 	o.refs++
 	if s.network == "udp" {
@@ -133,20 +143,21 @@ func listen(_ context.Context, _, host, port string, offset uint, _ net.ListenCo
 // just that port, else the one without a port, else the only one, else that of
 // HTTPS.
 func (s *outletSet) pick(name string, port uint16) *outlet {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.pickLocked(name, port)
+	if open := s.now.Load(); open != nil {
+		return pick(*open, name, port)
+	}
+	return nil
 }
 
-func (s *outletSet) pickLocked(name string, port uint16) *outlet {
+func pick(open map[outletKey]*outlet, name string, port uint16) *outlet {
 	for _, p := range []uint{uint(port), 0} {
-		if o := s.open[outletKey{name, p}]; o != nil {
+		if o := open[outletKey{name, p}]; o != nil {
 			return o
 		}
 	}
 	var only *outlet
 	n := 0
-	for key, o := range s.open {
+	for key, o := range open {
 		if key.name == name {
 			only = o
 			n++
@@ -155,7 +166,7 @@ func (s *outletSet) pickLocked(name string, port uint16) *outlet {
 	if n == 1 {
 		return only
 	}
-	return s.open[outletKey{name, 443}]
+	return open[outletKey{name, 443}]
 }
 
 // give puts a connection into the outlet for a port and reports whether it had
@@ -164,7 +175,7 @@ func (s *outletSet) pickLocked(name string, port uint16) *outlet {
 func (s *outletSet) give(name string, port uint16, c net.Conn) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	o := s.pickLocked(name, port)
+	o := pick(s.open, name, port)
 	if o == nil {
 		return false
 	}
@@ -183,6 +194,7 @@ func (s *outletSet) release(o *outlet) {
 		return
 	}
 	delete(s.open, o.key)
+	s.publishLocked()
 	for { // nobody will come for these
 		select {
 		case c := <-o.conns:
