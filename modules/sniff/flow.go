@@ -168,7 +168,7 @@ func (f *Flow) Ask(n *Named) (Verdict, *Hint) {
 }
 
 // ServerName is the name in the ClientHello of TLS or, over UDP, of QUIC, as
-// hints have hosts, and nil when it has none. The verdict is Undecided until all
+// hints have hosts, and empty when it has none. The verdict is Undecided until all
 // of the hello is there. The name belongs to the flow.
 func (f *Flow) ServerName() (name []byte, v Verdict) {
 	if f.Empty() {
