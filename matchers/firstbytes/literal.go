@@ -24,11 +24,11 @@ func parsePrefix(s string) (b []byte, err error) {
 		b = []byte(text)
 		for _, c := range b {
 			if c >= 0x80 {
-				return nil, fmt.Errorf("%q is not ASCII: write it as hex:", text)
+				return nil, fmt.Errorf("%q is not ASCII: write it in hex", text)
 			}
 		}
 	default:
-		return nil, fmt.Errorf("%q begins with neither hex: nor ascii:", s)
+		return nil, fmt.Errorf("%q is neither hex:DIGITS nor ascii:TEXT", s)
 	}
 	switch {
 	case len(b) == 0:

@@ -56,7 +56,7 @@ func checkHost(name string) error {
 			case c == '*':
 				return errors.New("a star is for all labels before a suffix, as in *.example.com")
 			case c >= 0x80:
-				return errors.New("write the name as DNS has it, xn--...")
+				return errors.New("write the name as DNS has it, with xn--")
 			default:
 				return fmt.Errorf("%q does not belong in a name", c)
 			}

@@ -42,7 +42,7 @@ func TestHosts(t *testing.T) {
 func TestHostErrors(t *testing.T) {
 	for pattern, want := range map[string]string{
 		"": "0 characters", ".": "0 characters", "*.": "0 characters", "a..b": "a label is empty", "*": "a star is for all labels",
-		"a.*.b": "a star is for all labels", "*.*.b": "a star is for all labels", "bücher.example": "xn--...", "a b": "' ' does not belong",
+		"a.*.b": "a star is for all labels", "*.*.b": "a star is for all labels", "bücher.example": "with xn--", "a b": "' ' does not belong",
 		"a/b": "'/' does not belong", strings.Repeat("a", 254): "254 characters",
 	} {
 		_, err := ParseHosts([]string{"ok.example", pattern})

@@ -69,7 +69,7 @@ func parsePattern(s string) (p pattern, err error) {
 	case "ascii":
 		p.literal = []byte(text)
 	default:
-		return p, errors.New("it begins with neither hex: nor ascii:")
+		return p, errors.New("it is neither hex:DIGITS nor ascii:TEXT")
 	}
 	if len(p.literal) == 0 {
 		return p, errors.New("it is empty")

@@ -18,7 +18,7 @@ func TestPatterns(t *testing.T) {
 		"hex:0":                                  "pairs of hexadecimal digits",
 		"hex:":                                   "it is empty",
 		"ascii:":                                 "it is empty",
-		"regexp:a+":                              "neither hex: nor ascii:",
+		"regexp:a+":                              "neither hex:DIGITS nor ascii:TEXT",
 		"@513 hex:00":                            `the offset "513"`,
 		"@-1 hex:00":                             `the offset "-1"`,
 		"@x hex:00":                              `the offset "x"`,
