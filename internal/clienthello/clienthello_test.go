@@ -136,6 +136,16 @@ func TestVectors(t *testing.T) {
 	}
 }
 
+// Of a name that vectors let a reader leave out, ours is this.
+func TestTrailingDot(t *testing.T) {
+	for _, v := range firstpackets.All(t, "tls") {
+		stream, _ := joinedData(t, v)
+		if name, _ := AppendName(nil, stream); v.ID == "tls-trailing-dot" && string(name) != v.Expect.Host {
+			t.Errorf("%q, want %q", name, v.Expect.Host)
+		}
+	}
+}
+
 // settled checks that nothing but More changes its mind as a stream arrives.
 func settled(t testing.TB, stream []byte) {
 	t.Helper()

@@ -36,6 +36,16 @@ func TestKeysOfTheRFCs(t *testing.T) {
 			t.Errorf("version %x: iv %s, want %s", version, got, iv)
 		}
 	}
+	// From draft 33 on the salt is that of version 1.
+	for version, same := range map[uint32]bool{draft29: false, draft33 - 1: false, draft33: true, draft34: true} {
+		var k keys
+		if err := k.make(version, dcid); err != nil {
+			t.Fatal(err)
+		}
+		if got := hex.EncodeToString(k.iv[:]) == "fa044b2f42a3fd3b46fb255c"; got != same {
+			t.Errorf("version %x has the keys of version 1: %v", version, got)
+		}
+	}
 	for n := range 60 {
 		key, msg := bytes.Repeat([]byte{1}, n%33), bytes.Repeat([]byte{2}, n)
 		std := stdhmac.New(sha256.New, key)
@@ -188,6 +198,11 @@ func TestDoubtful(t *testing.T) {
 		if got, state := AppendName(nil, [][]byte{seal(t, v1, dcid, 0, frames)}); state != Partial || got != nil {
 			t.Errorf("%s: %q, %v", name, got, state)
 		}
+	}
+	forged := seal(t, v1, dcid, 0, crypto(0, msg))
+	forged[len(forged)-1] ^= 1
+	if got, state := AppendName(nil, [][]byte{forged, seal(t, v1, dcid, 0, crypto(0, msg))}); state != NotQUIC || got != nil {
+		t.Errorf("forged: %q, %v", got, state)
 	}
 	half := seal(t, v1, dcid, 0, crypto(0, msg[:500]))
 	for name, second := range map[string][]byte{

@@ -204,6 +204,47 @@ func TestMinecraftParts(t *testing.T) {
 	}
 }
 
+func TestMinecraftLength(t *testing.T) {
+	ok := "\x10\x00\xff\x05\x09localhost\x63\xdd\x02"
+	for in, want := range map[string]sniff.Verdict{
+		ok: sniff.Recognised, ok + "more": sniff.Recognised, "\x11" + ok[1:] + "\x00": sniff.Unrecognised, "\x0f" + ok[1:]: sniff.Unrecognised,
+		"\x11" + ok[1:]: sniff.Unrecognised,
+	} {
+		if v, _ := ask(new(Minecraft), &sniff.Input{Bytes: []byte(in)}); v != want {
+			t.Errorf("%q: %v, want %v", in, v, want)
+		}
+	}
+}
+
+// A fragment of another message is none of the first one's.
+func TestDTLSFragments(t *testing.T) {
+	for _, c := range firstpackets.All(t, "dtls") {
+		if c.ID != "dtls-frag-2" {
+			continue
+		}
+		data := c.Data(t)
+		for at, what := range map[int]string{16: "length", 18: "sequence", 2: "version", 4: "epoch", 13: "type"} {
+			second := bytes.Clone(data[1])
+			second[at]++
+			if v, h := ask(new(DTLS), udp([][]byte{data[0], second}, false)); v != sniff.Partial || h.HasHost {
+				t.Errorf("with another %s: %v, host %q", what, v, h.Host)
+			}
+		}
+	}
+}
+
+func TestSTUNClasses(t *testing.T) {
+	for kind, want := range map[string]sniff.Verdict{
+		"\x00\x01": sniff.Recognised, "\x00\x11": sniff.Unrecognised, "\x01\x01": sniff.Unrecognised, "\x01\x11": sniff.Unrecognised,
+		"\x40\x01": sniff.Unrecognised, "\x80\x01": sniff.Unrecognised, "\x3e\xef": sniff.Recognised,
+	} {
+		b := append([]byte(kind+"\x00\x00"+stunCookie), make([]byte, 12)...)
+		if v, _ := ask(new(STUN), udp([][]byte{b}, false)); v != want {
+			t.Errorf("%x: %v, want %v", kind, v, want)
+		}
+	}
+}
+
 func TestNoAllocations(t *testing.T) {
 	for protocol, s := range kinds {
 		for _, c := range firstpackets.All(t, protocol) {
