@@ -21,7 +21,9 @@ import (
 	_ "github.com/wayhouse-proxy/wayhouse/handlers/pool"
 	"github.com/wayhouse-proxy/wayhouse/handlers/resolve"
 	kit "github.com/wayhouse-proxy/wayhouse/internal/testkit"
+	_ "github.com/wayhouse-proxy/wayhouse/matchers/sniffer"
 	"github.com/wayhouse-proxy/wayhouse/modules/proxy"
+	_ "github.com/wayhouse-proxy/wayhouse/modules/sniff/native"
 )
 
 func TestMain(m *testing.M) {
@@ -111,26 +113,39 @@ func named(t *testing.T, name string) (address string) {
 	return ln.Addr().String()
 }
 
-func dial(t *testing.T, network, to string) net.Conn {
-	t.Helper()
-	c, err := net.Dial(network, to)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { c.Close() })
-	c.SetDeadline(time.Now().Add(kit.Long))
-	return c
+// Clients of one test have an address of their own, and those of newClient one
+// each: with the address of an earlier client they might have its port too, and
+// with it the session, for sessions outlive configs.
+var (
+	lastAddress uint16
+	addresses   = map[*testing.T]net.IP{}
+)
+
+func newAddress() net.IP {
+	lastAddress++
+	return net.IPv4(127, 1, byte(lastAddress>>8), byte(lastAddress))
 }
 
-var clients byte
+func dial(t *testing.T, network, to string) net.Conn {
+	t.Helper()
+	if addresses[t] == nil {
+		addresses[t] = newAddress()
+	}
+	return dialFrom(t, addresses[t], network, to)
+}
 
-// newClient is a UDP client with an address of its own: with that of one before
-// it, it might have the port too, and with it the session.
 func newClient(t *testing.T, to string) net.Conn {
 	t.Helper()
-	clients++
-	d := net.Dialer{LocalAddr: &net.UDPAddr{IP: net.IPv4(127, 0, 1, clients)}}
-	c, err := d.Dial("udp", to)
+	return dialFrom(t, newAddress(), "udp", to)
+}
+
+func dialFrom(t *testing.T, from net.IP, network, to string) net.Conn {
+	t.Helper()
+	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: from}}
+	if network == "udp" {
+		d.LocalAddr = &net.UDPAddr{IP: from}
+	}
+	c, err := d.Dial(network, to)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -218,7 +233,7 @@ func both(resolver kit.M, pools kit.M, then ...kit.M) kit.M {
 		routes := append([]kit.M{kit.Route(kit.M{"handler": "resolve", "resolver": "mm"})}, then...)
 		listeners[network] = kit.Listener([]string{network + "/127.0.0.1:0"}, routes...)
 	}
-	resolver = kit.With(kit.M{"resolver": "http", "timeout": "30s"}, resolver)
+	resolver = kit.With(kit.M{"resolver": "http", "timeout": "1m"}, resolver)
 	return kit.App(listeners, pools, kit.M{"resolvers": kit.M{"mm": resolver}})
 }
 
@@ -359,7 +374,7 @@ func TestCacheOutlivesReload(t *testing.T) {
 	ask(1)
 	load(t, both(r, kit.With(pools, kit.M{"b": kit.Pool("127.0.0.1:9")})))
 	ask(1)
-	load(t, both(kit.With(r, kit.M{"timeout": "31s"}), pools))
+	load(t, both(kit.With(r, kit.M{"timeout": "61s"}), pools))
 	ask(2)
 }
 
@@ -424,5 +439,32 @@ func TestCaddyfile(t *testing.T) {
 		if len(got) < len(want) || got[:len(want)] != want {
 			t.Errorf("%s: got %s, want %s", in, got, want)
 		}
+	}
+}
+
+// TestRoutingKey tells the resolver what a sniffer of the listener has found.
+func TestRoutingKey(t *testing.T) {
+	s := newService(t, `{"pool": "a"}`)
+	a := kit.M{"a": kit.Pool(named(t, "a:"))}
+	r := kit.M{"endpoint": s.URL, "cache": kit.M{"key": kit.A{"routing_key"}}}
+	config := both(r, a)
+	routes := []kit.M{
+		kit.Match(kit.M{"sniffer": kit.M{"name": "a2s", "host": kit.A{"never.example.com"}}}, kit.M{"handler": "pool", "pool": "a"}),
+		kit.Route(kit.M{"handler": "resolve", "resolver": "mm"}),
+	}
+	config["apps"].(kit.M)["wayhouse"].(kit.M)["listeners"] = kit.M{"udp": kit.Listener([]string{"udp/127.0.0.1:0"}, routes...)}
+	load(t, config)
+	const query = "\xff\xff\xff\xffTSource Engine Query\x00"
+	for range 3 {
+		exchange(t, newClient(t, addr(t, "udp")), query, "a:"+query)
+	}
+	asked := s.requests()
+	if len(asked) != 1 || asked[0].RoutingKey != "a2s" {
+		t.Errorf("the resolver was asked %+v", asked)
+	}
+	exchange(t, newClient(t, addr(t, "udp")), "something else", "a:something else")
+	exchange(t, newClient(t, addr(t, "udp")), "something else", "a:something else")
+	if n := len(s.requests()); n != 3 {
+		t.Errorf("asked %d times, want once more for each client without a key", n)
 	}
 }
