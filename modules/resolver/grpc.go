@@ -18,6 +18,9 @@ import (
 	resolverv1 "github.com/wayhouse-proxy/wayhouse/modules/resolver/proto"
 )
 
+// With protoc-gen-go v1.36 and protoc-gen-go-grpc v1.6:
+//go:generate protoc --proto_path=proto --go_out=proto --go_opt=paths=source_relative --go-grpc_out=proto --go-grpc_opt=paths=source_relative resolver.proto
+
 func init() { caddy.RegisterModule(new(GRPC)) }
 
 // GRPC asks by the method Resolve of the gRPC service
