@@ -50,11 +50,12 @@ const (
 	Draining                 // a new session on an endpoint that takes none
 	ReplySend                // the kernel refused a datagram toward the client
 	PendingFull              // the route of a session is being decided and its buffer, or the worker's, is full
+	SnifferReject            // a sniffer wants the session dropped
 	Filtered                 // a filter or a limit turned the session away; counted there by rule
 	NumDrops
 )
 
-var drops = [NumDrops]string{"no_route", "no_backend", "upstream_bind", "upstream_send", "draining", "reply_send", "pending_full", "filtered"}
+var drops = [NumDrops]string{"no_route", "no_backend", "upstream_bind", "upstream_send", "draining", "reply_send", "pending_full", "sniffer_reject", "filtered"}
 
 func (d Drop) String() string { return drops[d] }
 

@@ -23,6 +23,7 @@ type Listener struct {
 
 	Accepted     prometheus.Counter
 	NoRoute      prometheus.Counter
+	Rejected     prometheus.Counter // by a sniffer
 	AcceptErrors prometheus.Counter
 	BindFailures prometheus.Counter
 	Panics       prometheus.Counter
@@ -53,6 +54,7 @@ func ListenerOf(name string) *Listener {
 			Name:         name,
 			Accepted:     connections.WithLabelValues(name, "accepted"),
 			NoRoute:      connections.WithLabelValues(name, "no_route"),
+			Rejected:     connections.WithLabelValues(name, "sniffer_reject"),
 			AcceptErrors: acceptErrors.WithLabelValues(name),
 			BindFailures: bindFailures.WithLabelValues(name),
 			Panics:       panics.WithLabelValues(name),

@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sys/unix"
 
 	"github.com/wayhouse-proxy/wayhouse/internal/relay"
@@ -157,12 +158,12 @@ func (c *TCPConn) End(why relay.Reason) {
 	c.Close()
 }
 
-// reject closes a connection that no route has taken.
-func (c *TCPConn) reject() {
+// reject closes a connection that no route has taken and counts why.
+func (c *TCPConn) reject(count prometheus.Counter) {
 	c.over.Do(func() {
 		taken.remove(c)
 		c.Conn.Close()
-		c.view.stats.NoRoute.Inc()
+		count.Inc()
 		c.view.stats.Abandoned(false)
 	})
 }

@@ -94,6 +94,7 @@ const (
 	EndResolver = "resolver" // a resolver would be asked, and is not
 	EndHandler  = "handler"  // handlers that cannot be followed get it
 	EndNoRoute  = "no_route" // no route matches
+	EndRejected = "rejected" // a sniffer wants it dropped
 	EndCutOff   = "cut_off"  // a route is undecided to the end
 	EndWaits    = "waits"    // more bytes would be waited for
 	EndLimit    = "limit"    // a limit is in its way
@@ -279,6 +280,10 @@ func (t *trace) byAddr(to int) {
 	t.end(noRouteEnd())
 }
 
+func rejectedEnd() Outcome {
+	return Outcome{What: EndRejected, Reason: "a sniffer wants it dropped"}
+}
+
 func noRouteEnd() Outcome {
 	return Outcome{What: EndNoRoute, Reason: "no route matches: it is closed or dropped"}
 }
@@ -293,6 +298,10 @@ func (t *trace) walk() {
 		t.w.buf, _ = src.more(time.Time{}, t.v.peek.MaxBytes)
 	}
 	t.w.rewrap()
+	if t.w.mayBeRejected() {
+		t.end(rejectedEnd())
+		return
+	}
 	if t.v.hint != nil && t.hint() {
 		return
 	}
@@ -303,6 +312,8 @@ func (t *trace) walk() {
 			switch {
 			case err != nil:
 				t.end(Outcome{What: EndError, Route: &i, Reason: err.Error()})
+			case t.w.rejected:
+				t.end(rejectedEnd())
 			case got == undecided:
 				t.end(Outcome{What: EndCutOff, Route: &i, Reason: t.spentReason() + " and the bytes still fit: on_undecided is refuse"})
 			default:

@@ -225,6 +225,7 @@ func (l *Listener) Provision(ctx caddy.Context, name string, binds Binds, limits
 	}
 	l.view = newView(l, grace)
 	l.view.plan = l.plan()
+	l.view.mayReject = l.view.plan.MayReject()
 	return nil
 }
 

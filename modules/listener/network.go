@@ -210,7 +210,7 @@ func (s *outletSet) release(o *outlet) {
 func (v *view) offer(c *TCPConn) {
 	c.place.Store(v.offeredPlace())
 	if !outlets.give(v.name, c.local.Port(), c) {
-		c.reject()
+		c.reject(v.stats.NoRoute)
 		return
 	}
 	v.stats.Accepted.Inc()

@@ -29,6 +29,7 @@ type walk struct {
 	deadline time.Time
 	spent    bool // no more bytes will be waited for
 	silent   bool // …and none have come: routes that need bytes are passed over
+	rejected bool // a sniffer wants the flow dropped
 
 	cx    *layer4.Connection
 	first *sniff.Flow // what cx has for matchers, and what sniffers say of it
@@ -61,6 +62,11 @@ func (w *walk) find(i int) (int, verdict, error) {
 		case failed:
 			return i, no, err
 		case matched:
+			if w.v.mayReject { // with what it has read since mayBeRejected
+				if w.rejected, _ = w.first.Rejected(); w.rejected {
+					return i, no, nil
+				}
+			}
 			return i, yes, nil
 		case unmatched, passedSilent, passedNext:
 			i++
@@ -71,6 +77,20 @@ func (w *walk) find(i int) (int, verdict, error) {
 		}
 	}
 	return i, no, nil
+}
+
+// mayBeRejected waits, where a sniffer of the listener may want a flow dropped,
+// until that is known or the budget is spent. That comes before everything else
+// that is decided about the flow.
+func (w *walk) mayBeRejected() bool {
+	for w.v.mayReject {
+		var known bool
+		if w.rejected, known = w.first.Rejected(); known || w.spent {
+			break
+		}
+		w.wait()
+	}
+	return w.rejected
 }
 
 // outcome is what becomes of a flow at a route.
@@ -275,6 +295,10 @@ func (v *view) serveTCP(fd int, client, local netip.AddrPort) {
 	defer v.contain(client, func() { c.because(relay.Error) })
 	w := newWalk(v, c, &tcpSource{c: c}, c.opened.Add(v.peek.Timeout))
 	w.rewrap()
+	if w.mayBeRejected() {
+		c.reject(v.stats.Rejected)
+		return
+	}
 	if v.decideTCP(v.hint, w, c, v.hinted) {
 		return
 	}
@@ -282,8 +306,12 @@ func (v *view) serveTCP(fd int, client, local netip.AddrPort) {
 		var got verdict
 		if i, got, err = w.find(i); got != yes {
 			v.unmatched(client, err)
-			if c.place.Load() == nil { // else a handler has had it
-				c.reject()
+			switch {
+			case c.place.Load() != nil: // a handler has had it
+			case w.rejected:
+				c.reject(v.stats.Rejected)
+			default:
+				c.reject(v.stats.NoRoute)
 			}
 			return
 		}
@@ -330,7 +358,7 @@ func (v *view) decideTCP(d Decider, w *walk, c *TCPConn, at *Place) bool {
 	switch {
 	case err != nil:
 		v.logger.Debug("no decision on a connection", zap.Stringer("remote", c.client), zap.Error(err))
-		c.reject()
+		c.reject(v.stats.NoRoute)
 	case f == nil:
 		return false
 	default:
@@ -419,14 +447,14 @@ func (c *TCPConn) ForwardTCP(prefix []byte, d tcprelay.Dialer) {
 // serveUDP decides the route of a session and sees it handled.
 func (v *view) serveUDP(uc *udprelay.Conn, client, local netip.AddrPort, worker int) {
 	c := &UDPConn{Conn: uc, client: client, local: local, worker: worker, view: v}
-	attached := false
+	attached, why := false, relay.NoRoute
 	defer func() {
 		switch {
 		case c.forwarded: // its path's owner counts it out
 		case attached:
 			c.Close() // and v.Closed counts it out
 		default:
-			c.Reject(relay.NoRoute)
+			c.Reject(why)
 			v.stats.Abandoned(true)
 		}
 	}()
@@ -438,6 +466,10 @@ func (v *view) serveUDP(uc *udprelay.Conn, client, local netip.AddrPort, worker 
 	w := newWalk(v, c, &udpSource{c: uc}, time.Now().Add(v.peek.Timeout))
 	w.buf, _ = w.src.more(time.Time{}, v.peek.MaxBytes)
 	w.rewrap()
+	if w.mayBeRejected() {
+		why = relay.SnifferReject
+		return
+	}
 	if v.decideUDP(v.hint, w, c, v.hinted) {
 		return
 	}
@@ -445,6 +477,9 @@ func (v *view) serveUDP(uc *udprelay.Conn, client, local netip.AddrPort, worker 
 		var got verdict
 		var err error
 		if i, got, err = w.find(i); got != yes {
+			if w.rejected {
+				why = relay.SnifferReject
+			}
 			v.unmatched(client, err)
 			return
 		}

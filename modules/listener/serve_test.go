@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -17,9 +18,14 @@ import (
 	_ "github.com/caddyserver/caddy/v2/modules/caddyhttp/standard"
 	_ "github.com/mholt/caddy-l4"
 	"github.com/mholt/caddy-l4/layer4"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	_ "github.com/wayhouse-proxy/wayhouse/handlers/pool"
+	"github.com/wayhouse-proxy/wayhouse/internal/relay"
+	_ "github.com/wayhouse-proxy/wayhouse/matchers/sniffer"
+	"github.com/wayhouse-proxy/wayhouse/modules/flow"
 	"github.com/wayhouse-proxy/wayhouse/modules/proxy"
+	"github.com/wayhouse-proxy/wayhouse/modules/sniff"
 )
 
 // load runs a config with this wayhouse app, and other apps if given, until
@@ -391,4 +397,63 @@ func TestWildcardsShareAPort(t *testing.T) {
 	load(t, `{"listeners": {`+four+`, `+six+`}}`)
 	ask("127.0.0.1", "four:")
 	ask("::1", "six:")
+}
+
+func init() { caddy.RegisterModule(bouncer{}) }
+
+// bouncer is a sniffer that wants flows dropped which begin with "bad!".
+type bouncer struct{}
+
+func (bouncer) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{ID: "wayhouse.sniffers.test_bouncer", New: func() caddy.Module { return new(bouncer) }}
+}
+
+func (bouncer) Sniff(in *sniff.Input, h *sniff.Hint) sniff.Verdict {
+	switch b := string(in.Bytes); {
+	case strings.HasPrefix(b, "bad!"):
+		h.Reject = true
+		return sniff.Recognised
+	case strings.HasPrefix("bad!", b) && !in.UDP() && !in.Final:
+		return sniff.Undecided
+	}
+	return sniff.Unrecognised
+}
+
+// TestReject holds that a sniffer's reject comes before routes that would have
+// matched without it, is silent, and reaches in pieces too.
+func TestReject(t *testing.T) {
+	routes := `"peek": {"timeout": "30s"}, "routes": [
+		{"match": [{"test_from": {"ip": "127.0.0.1"}}], "handle": [{"handler": "test_says", "text": "in:"}]},
+		{"match": [{"sniffer": {"name": "test_bouncer"}}], "handle": [{"handler": "echo"}]}]`
+	load(t, `{"listeners": {"t": `+listener("tcp/127.0.0.1:0", ``, routes)+`, "u": `+listener("udp/127.0.0.1:0", ``, routes)+`}}`)
+	rejected := flow.ListenerOf("t").Rejected
+	before := testutil.ToFloat64(rejected)
+	whole := dial(t, "tcp", addr(t, "t"))
+	send(t, whole, "bad!")
+	expectClosed(t, whole)
+	pieces := dial(t, "tcp", addr(t, "t"))
+	for _, b := range "bad!" {
+		send(t, pieces, string(b))
+	}
+	expectClosed(t, pieces)
+	if n := testutil.ToFloat64(rejected) - before; n != 2 {
+		t.Errorf("%v connections are counted as rejected, want 2", n)
+	}
+	good := dial(t, "tcp", addr(t, "t"))
+	send(t, good, "bah")
+	expect(t, good, "in:bah")
+
+	bad := dial(t, "udp", addr(t, "u"))
+	send(t, bad, "bad!")
+	other := dial(t, "udp", addr(t, "u"))
+	send(t, other, "bah")
+	expect(t, other, "in:bah")
+	var n uint64
+	cs := flow.ListenerOf("u").Workers(runtime.GOMAXPROCS(0))
+	for i := range cs {
+		n += cs[i].Dropped[relay.SnifferReject].Load()
+	}
+	if n != 1 {
+		t.Errorf("%d datagrams are counted as rejected, want 1", n)
+	}
 }

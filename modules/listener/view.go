@@ -26,15 +26,16 @@ import (
 // A flow whose route needs no bytes and has a native handler, which is the
 // usual one, is served by the worker alone.
 type view struct {
-	name   string
-	logger *zap.Logger
-	stats  *flow.Listener
-	limits *Limits
-	peek   budget
-	routes []*Route
-	plan   sniff.Plan // the sniffers that routes ask, in order
-	hint   Decider    // asked before the routes; nil: nobody
-	grace  time.Duration
+	name      string
+	logger    *zap.Logger
+	stats     *flow.Listener
+	limits    *Limits
+	peek      budget
+	routes    []*Route
+	plan      sniff.Plan // the sniffers that routes ask, in order
+	mayReject bool       // one of them may want a flow dropped
+	hint      Decider    // asked before the routes; nil: nobody
+	grace     time.Duration
 
 	engines *Engines
 	cs      []relay.Counters  // by worker
@@ -70,7 +71,7 @@ func (v *view) attach(e *Engines) {
 // false when the first route that may match wants some, or has a handler that
 // needs a goroutine.
 func (v *view) straight(client, local netip.AddrPort) (route int, known bool) {
-	if v.hint != nil {
+	if v.hint != nil || v.mayReject {
 		return 0, false
 	}
 	for i, r := range v.routes {

@@ -1,6 +1,8 @@
 package sniff
 
 import (
+	"slices"
+
 	"github.com/mholt/caddy-l4/layer4"
 
 	"github.com/wayhouse-proxy/wayhouse/internal/clienthello"
@@ -22,6 +24,12 @@ func (p *Plan) Add(m layer4.ConnMatcher) {
 			*p = append(*p, n)
 		}
 	}
+}
+
+// MayReject reports whether one of them may want a flow dropped, which is to be
+// known before anything else is done with it.
+func (p Plan) MayReject() bool {
+	return slices.ContainsFunc(p, func(n *Named) bool { return n.mayReject })
 }
 
 func (p Plan) index(n *Named) int {
@@ -49,6 +57,7 @@ type Flow struct {
 
 	plan    Plan
 	at      int  // the sniffers before this one have said no
+	unsure  int  // the first of them, and one, that would say it again; 0: none
 	fresh   bool // there is something to see that plan[at] has not seen
 	verdict Verdict
 	hint    Hint
@@ -79,6 +88,9 @@ func (f *Flow) Show(cx *layer4.Connection, shown []byte, datagrams [][]byte) {
 		f.in.Bytes = datagrams[0]
 	}
 	f.fresh, f.nameFresh = true, true
+	if f.unsure > 0 && f.verdict != Recognised {
+		f.at, f.unsure = f.unsure-1, 0
+	}
 	cx.SetVar(flowVar, f)
 }
 
@@ -108,6 +120,9 @@ func (f *Flow) Decide() (winner *Named, v Verdict, h *Hint) {
 		}
 		switch f.verdict {
 		case Unrecognised:
+			if f.plan[f.at].oneLook && f.unsure == 0 && !f.in.UDP() && !f.in.Final {
+				f.unsure = f.at + 1
+			}
 			f.at++
 			f.fresh = true
 			continue

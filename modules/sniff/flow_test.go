@@ -193,3 +193,44 @@ func BenchmarkCall(b *testing.B) {
 		n.Sniff(&in, h)
 	}
 }
+
+// once recognises "abc" only when it is all there, and says no to less.
+type once struct{}
+
+func (once) OneLook() {}
+
+func (once) Sniff(in *Input, h *Hint) Verdict {
+	if string(in.Bytes) == "abc" {
+		h.Reject = true
+		return Recognised
+	}
+	return Unrecognised
+}
+
+// TestOneLook holds that a sniffer which cannot ask for more is asked again
+// when there is more, before those after it.
+func TestOneLook(t *testing.T) {
+	plan := Plan{newNamed("once", "here", once{}), newNamed("late", "here", late{})}
+	if !plan.MayReject() {
+		t.Error("a plan with a sniffer that may reject says it does not")
+	}
+	f := NewFlow(plan)
+	for _, step := range []struct {
+		bytes    string
+		rejected bool
+		known    bool
+	}{{"a", false, false}, {"ab", false, false}, {"abc", true, true}} {
+		b := []byte(step.bytes)
+		f.Show(connection(t, b), b, nil)
+		if rejected, known := f.Rejected(); rejected != step.rejected || known != step.known {
+			t.Errorf("%q: rejected %v, known %v; want %v, %v", step.bytes, rejected, known, step.rejected, step.known)
+		}
+	}
+}
+
+// late never decides.
+type late struct{}
+
+func (late) NeverRejects() {}
+
+func (late) Sniff(*Input, *Hint) Verdict { return Undecided }

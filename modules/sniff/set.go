@@ -21,7 +21,10 @@ type Named struct {
 	Name  string
 	Place string // where it comes from
 
-	s       Sniffer
+	s         Sniffer
+	mayReject bool
+	oneLook   bool
+
 	results [numResults]prometheus.Counter
 	seconds prometheus.Observer
 }
@@ -49,6 +52,9 @@ var resultNames = [numResults]string{"ok", "unrecognised", "undecided", "timeout
 
 func newNamed(name, place string, s Sniffer) *Named {
 	n := &Named{Name: name, Place: place, s: s, seconds: took.WithLabelValues(name)}
+	_, never := s.(NeverRejects)
+	n.mayReject = !never
+	_, n.oneLook = s.(OneLook)
 	for i, r := range resultNames {
 		n.results[i] = calls.WithLabelValues(name, r)
 	}

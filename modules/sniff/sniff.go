@@ -127,6 +127,15 @@ type Sniffer interface {
 	Sniff(in *Input, h *Hint) Verdict
 }
 
+// NeverRejects is a Sniffer whose hints never reject a flow. Listeners do not
+// wait for it before they try routes that do not ask it.
+type NeverRejects interface{ NeverRejects() }
+
+// OneLook is a Sniffer that cannot tell bytes it will never recognise from
+// those that may be the beginning of something. On TCP its no is about the bytes
+// it was shown, and it is asked again when there are more.
+type OneLook interface{ OneLook() }
+
 // Host is a module wayhouse.sniffer_hosts.NAME, which provides sniffers. The
 // config calls it once, after Provision; the sniffers live as long as the
 // config.

@@ -62,6 +62,9 @@ func datagram(in *sniff.Input, is func([]byte) bool, key string, h *sniff.Hint) 
 // plain is a sniffer without options.
 type plain struct{}
 
+// NeverRejects implements sniff.NeverRejects.
+func (plain) NeverRejects() {}
+
 // UnmarshalCaddyfile reads the sniffer's name.
 func (plain) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	d.Next() // consume sniffer name

@@ -42,6 +42,9 @@ func (r *RegexFirstBytes) Sniff(in *sniff.Input, h *sniff.Hint) sniff.Verdict {
 	return verdict(r.patterns.match(in.Bytes, in.UDP()), r.patterns.key, h)
 }
 
+// NeverRejects implements sniff.NeverRejects.
+func (*RegexFirstBytes) NeverRejects() {}
+
 // UnmarshalCaddyfile sets up the sniffer from Caddyfile tokens. Syntax:
 //
 //	regex_first_bytes <pattern>

@@ -58,6 +58,10 @@ func (s *sniffer) close() {
 	s.engine.unload(s.module)
 }
 
+// OneLook implements sniff.OneLook: the answer 0 does not say whether more
+// bytes could change it.
+func (s *sniffer) OneLook() {}
+
 // Sniff implements sniff.Sniffer. What is no answer of the module's leaves the
 // flow undecided, so that it does not reach a laxer route by a failure.
 func (s *sniffer) Sniff(in *sniff.Input, h *sniff.Hint) sniff.Verdict {
