@@ -43,15 +43,15 @@ type Drop uint8
 // The drop reasons. The strings are label values of
 // wayhouse_datagrams_dropped_total.
 const (
-	NoRoute      Drop = iota // no route matched
-	NoBackend                // the pool had no backend to give
-	UpstreamBind             // no socket toward the backend
-	UpstreamSend             // the kernel refused a datagram toward the backend
-	Draining                 // a new session on an endpoint that takes none
-	ReplySend                // the kernel refused a datagram toward the client
-	PendingFull              // the route of a session is being decided and its buffer, or the worker's, is full
-	SnifferReject            // a sniffer wants the session dropped
-	Filtered                 // a filter or a limit turned the session away; counted there by rule
+	NoRoute       Drop = iota // no route matched
+	NoBackend                 // the pool had no backend to give
+	UpstreamBind              // no socket toward the backend
+	UpstreamSend              // the kernel refused a datagram toward the backend
+	Draining                  // a new session on an endpoint that takes none
+	ReplySend                 // the kernel refused a datagram toward the client
+	PendingFull               // the route of a session is being decided and its buffer, or the worker's, is full
+	SnifferReject             // a sniffer wants the session dropped
+	Filtered                  // a filter or a limit turned the session away; counted there by rule
 	NumDrops
 )
 
