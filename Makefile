@@ -28,7 +28,7 @@ Edit Caddyfile.example before the reload: who plays stays connected. End with Ct
 endef
 export TRY
 
-.PHONY: help build run test soak realclients lint fuzz bench xcaddy clean
+.PHONY: help build run test soak realclients lint fuzz fuzz-short bench xcaddy clean
 
 help: ## show this
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -66,6 +66,9 @@ fuzz: ## run every fuzz target for FUZZTIME (20s)
 			go test -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZTIME) ./$$(dirname $$file); \
 		done; \
 	done
+
+fuzz-short: ## run every fuzz target for a minute
+	@$(MAKE) --no-print-directory fuzz FUZZTIME=60s
 
 bench: ## measure beside nginx, HAProxy and caddy-l4 (see bench/README.md)
 	go run ./bench/cmd/bench

@@ -126,10 +126,10 @@ func (h *Handler) request(cx *layer4.Connection, c listener.Conn) (r *resolver.R
 	more = more || v == sniff.Undecided && s.Needs(resolver.PartRoutingKey)
 	switch {
 	case winner == nil:
+	case hint.HasHost: // which says more than the name of a protocol
+		r.RoutingKey = string(hint.Host)
 	case hint.HasKey:
 		r.RoutingKey = string(hint.Key)
-	case hint.HasHost:
-		r.RoutingKey = string(hint.Host)
 	}
 	more = more || !in.UDP() && len(in.Bytes) < s.FirstBytes()
 	return r, more

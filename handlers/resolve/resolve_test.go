@@ -468,3 +468,31 @@ func TestRoutingKey(t *testing.T) {
 		t.Errorf("asked %d times, want once more for each client without a key", n)
 	}
 }
+
+// TestRoutingKeyIsTheHost holds that of a hint with a host and a key the
+// resolver is told the host.
+func TestRoutingKeyIsTheHost(t *testing.T) {
+	s := newService(t, `{"pool": "a"}`)
+	a := kit.M{"a": kit.Pool(named(t, "a:"))}
+	config := both(kit.M{"endpoint": s.URL, "cache": kit.M{"key": kit.A{"routing_key"}}}, a)
+	config["apps"].(kit.M)["wayhouse"].(kit.M)["listeners"] = kit.M{"tcp": kit.Listener([]string{"tcp/127.0.0.1:0"},
+		kit.Match(kit.M{"sniffer": kit.M{"name": "minecraft", "host": kit.A{"never.example.com"}}}, kit.M{"handler": "pool", "pool": "a"}),
+		kit.Route(kit.M{"handler": "resolve", "resolver": "mm"}))}
+	load(t, config)
+	const handshake = "\x16\x00\x2f\x10play.example.comc\xdd\x02\x09\x00\x07Player1" // protocol 47, login
+	c, err := net.Dial("tcp", addr(t, "tcp"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	c.SetDeadline(time.Now().Add(10 * time.Second))
+	if _, err := io.WriteString(c, handshake); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadFull(c, make([]byte, 2)); err != nil {
+		t.Fatal(err)
+	}
+	if asked := s.requests(); len(asked) != 1 || asked[0].RoutingKey != "play.example.com" {
+		t.Errorf("the resolver was asked %+v", asked)
+	}
+}
