@@ -96,7 +96,6 @@ const (
 	EndNoRoute  = "no_route" // no route matches
 	EndRejected = "rejected" // a sniffer wants it dropped
 	EndCutOff   = "cut_off"  // a route is undecided to the end
-	EndReject   = "reject"   // a sniffer wants it dropped
 	EndWaits    = "waits"    // more bytes would be waited for
 	EndLimit    = "limit"    // a limit is in its way
 	EndRefused  = "refused"  // the process is stopping
