@@ -155,9 +155,10 @@ func (c *client) send(b []byte) {
 		return
 	}
 	kit.Poll(kit.Long, func() bool {
-		queued := 0
-		cerr := rc.Control(func(fd uintptr) { queued, err = unix.IoctlGetInt(int(fd), unix.SIOCOUTQ) })
-		return cerr != nil || err != nil || queued == 0
+		var info *unix.TCPInfo
+		cerr := rc.Control(func(fd uintptr) { info, err = unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO) })
+		const established = 1
+		return cerr != nil || err != nil || info.State != established || info.Unacked == 0
 	})
 }
 
