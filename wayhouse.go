@@ -21,6 +21,7 @@ import (
 	_ "github.com/wayhouse-proxy/wayhouse/modules/adminapi"
 	_ "github.com/wayhouse-proxy/wayhouse/modules/balancer"
 	_ "github.com/wayhouse-proxy/wayhouse/modules/health"
+	_ "github.com/wayhouse-proxy/wayhouse/modules/lint"
 	_ "github.com/wayhouse-proxy/wayhouse/modules/proxy"
 	_ "github.com/wayhouse-proxy/wayhouse/modules/resolver"
 	_ "github.com/wayhouse-proxy/wayhouse/modules/sniff/native"
