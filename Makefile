@@ -49,7 +49,7 @@ test: ## run every test with the race detector
 soak: ## run the long forms of the tests of the whole product
 	WAYHOUSE_SOAK=1 go test -count=1 -timeout 90m ./test/...
 
-realclients: ## run nc, socat, iperf3, dig and ssh through a wayhouse (root, Debian)
+realclients: ## run nc, curl, ssh, Minecraft, WireGuard… through a wayhouse (root, Debian)
 	test/realclients/run
 
 lint: ## gofmt, go vet, staticcheck
