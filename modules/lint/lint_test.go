@@ -142,6 +142,16 @@ func TestRules(t *testing.T) {
 	}
 }
 
+// TestGate has a catch-all that nothing unrecognised comes to.
+func TestGate(t *testing.T) {
+	config := `{"apps": {"wayhouse": {` + app("udp", `"first_packet_gate": %v`, sniffer("wireguard", toB), all) + `}}}`
+	for gate, want := range map[bool]int{true: 0, false: 1} {
+		if found, err := lint.Check(fmt.Appendf(nil, config, gate)); err != nil || len(found) != want {
+			t.Errorf("with the gate %v: found %v, %v, want %d", gate, found, err, want)
+		}
+	}
+}
+
 func TestLoadRefuses(t *testing.T) {
 	for name, config := range map[string]string{
 		"no JSON":     `{`,

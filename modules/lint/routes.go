@@ -171,7 +171,7 @@ func handshakeLeak(d *document, found report) {
 				continue
 			}
 			found("handshake_leak", path, "the sniffer %s of routes[%d] recognises only the first datagram of a session: one that has been idle too long "+
-				"comes back with another and falls to this route; send both to one pool, or set first_packet_gate", name, k)
+				"comes back with another and falls to this route; send both to one pool", name, k)
 			return
 		}
 	})
