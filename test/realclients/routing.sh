@@ -6,6 +6,8 @@
 
 printf '127.0.0.1 localhost a.test b.test survival.test creative.test\n' >"$dir/hosts"
 mount --bind "$dir/hosts" /etc/hosts # in this mount namespace alone
+mkdir -p /run/wireguard
+mount -t tmpfs none /run/wireguard # where wireguard-go has its sockets
 
 # The servers.
 for name in a b; do

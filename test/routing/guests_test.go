@@ -149,12 +149,12 @@ func TestFailingSniffer(t *testing.T) {
 			dir := t.TempDir()
 			drop(t, dir, "failing", guest(t, name))
 			m := kit.M{"sniffer": kit.M{"name": "failing"}}
-			peek := kit.M{"peek": kit.M{"timeout": "500ms"}}
+			peek := kit.M{"peek": kit.M{"timeout": "250ms"}}
 			p := kit.Start(t, kit.App(kit.M{
 				"tcp": kit.With(kit.Listener([]string{btcp}, kit.Match(m, tcp("lax")), kit.Route(tcp("lax"))), peek),
 				"udp": kit.With(kit.Listener([]string{budp}, kit.Match(m, udp("lax")), kit.Route(udp("lax"))), peek),
 			}, town.pools(), kit.M{"sniffers": kit.M{"wasm": kit.M{"dir": dir, "call_timeout": "10ms"}}}), kit.Options{})
-			for range 3 {
+			for range 2 {
 				cutOff(t, p, "a connection", "tcp", addr, "no_route", []byte("hello"))
 				cutOff(t, p, "a connection in two segments", "tcp", addr, "no_route", []byte("hel"), []byte("lo"))
 				dropped(t, p, "a datagram", "udp", addr, "no_route", []byte("hello"))
