@@ -40,7 +40,7 @@ func TestSlowClients(t *testing.T) {
 	town := newTown(t, "strict", "lax")
 	addr, btcp, _ := bind(t)
 	closed, ctcp, _ := bind(t)
-	peek := kit.M{"peek": kit.M{"timeout": "1s"}}
+	peek := kit.M{"peek": kit.M{"timeout": fmt.Sprintf("%ds", kit.Scaled(1, 5))}}
 	strict := kit.Match(kit.M{"sni": kit.M{"host": kit.A{"strict.example.com"}}}, tcp("strict"))
 	minecraft := kit.Match(kit.M{"sniffer": kit.M{"name": "minecraft"}}, tcp("strict"))
 	p := kit.Start(t, kit.App(kit.M{
@@ -53,15 +53,24 @@ func TestSlowClients(t *testing.T) {
 
 	n := kit.Scaled(50, 1000)
 	var slow, honest sync.WaitGroup
+	// Who has sent nothing when the budget ends goes on to the lax route, and is
+	// meant to: the first byte has to follow soon, however many there are.
+	opening := make(chan struct{}, 8)
+	open := func(addr string, segments ...[]byte) *client {
+		opening <- struct{}{}
+		defer func() { <-opening }()
+		c := dial(t, addr)
+		for _, s := range segments {
+			c.send(s)
+		}
+		return c
+	}
 	var slowest, quickest atomic.Int64
 	quickest.Store(int64(time.Hour))
 	ends := func(what, addr string, segments ...[]byte) {
 		slow.Go(func() {
-			c := dial(t, addr)
+			c := open(addr, segments...)
 			began := time.Now()
-			for _, s := range segments {
-				c.send(s)
-			}
 			if got, err := c.where(); got != nowhere || err != nil {
 				t.Errorf("%s: went to %s, %v", what, got, err)
 			}
@@ -76,7 +85,7 @@ func TestSlowClients(t *testing.T) {
 		ends("nothing", closed)
 		ends("one byte", closed, hello[:1])
 		ends("five bytes", closed, hello[:5])
-		slow.Go(func() { drip(t, addr, hello) })
+		slow.Go(func() { drip(t, open(addr, hello[:1]), hello[1:]) })
 	}
 	for range 4 {
 		honest.Go(func() {
@@ -88,7 +97,7 @@ func TestSlowClients(t *testing.T) {
 	}
 	honest.Wait()
 	slow.Wait()
-	t.Logf("%d clients with less than a hello were cut off between %v and %v", 5*n, time.Duration(quickest.Load()), time.Duration(slowest.Load()))
+	t.Logf("%d clients with less than a hello were cut off between %v and %v after their last byte", 5*n, time.Duration(quickest.Load()), time.Duration(slowest.Load()))
 	if got, want := town["strict"].heard(), int64(2+4*n); got != want {
 		t.Errorf("the strict place has had %d connections, want %d", got, want)
 	}
@@ -102,10 +111,9 @@ func TestSlowClients(t *testing.T) {
 	goes(t, "a silent client of a listener with a route that needs no bytes", addr, "lax")
 }
 
-// drip sends a hello by single bytes, for longer than the budget is. Were it
+// drip sends what is left of a hello by single bytes, for longer than the budget is. Were it
 // for each byte, the hello would arrive whole.
-func drip(t *testing.T, addr string, hello []byte) {
-	c := dial(t, addr)
+func drip(t *testing.T, c *client, hello []byte) {
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
 	sent := 0
