@@ -134,10 +134,10 @@ func parseBytes(s string) ([]byte, error) {
 	case "ascii":
 		for _, c := range []byte(text) {
 			if c >= 0x80 {
-				return nil, fmt.Errorf("%.60q is not ASCII: write it as hex:", text)
+				return nil, fmt.Errorf("%.60q is not ASCII: write it as hex:DIGITS", text)
 			}
 		}
 		return []byte(text), nil
 	}
-	return nil, fmt.Errorf("%.60q begins with neither hex: nor ascii:", s)
+	return nil, fmt.Errorf("%.60q does not begin with hex: or ascii: as it should", s)
 }
