@@ -5,8 +5,10 @@ package adminapi
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 	"time"
 
@@ -71,10 +73,7 @@ func serve(methods map[string]call, w http.ResponseWriter, r *http.Request) {
 	}
 	answer := methods[method]
 	if answer == nil {
-		var allowed []string
-		for m := range methods {
-			allowed = append(allowed, m)
-		}
+		allowed := slices.Sorted(maps.Keys(methods))
 		w.Header().Set("Allow", strings.Join(allowed, ", "))
 		fail(w, &problem{http.StatusMethodNotAllowed, fmt.Sprintf("%s is not allowed here", r.Method)})
 		return
