@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -59,8 +60,9 @@ type Listener struct {
 	hint   Decider // of RouteHint
 	view   *view
 
-	declared bool        // by Declare
-	taken    []*endpoint // by Open
+	declared bool                   // by Declare
+	taken    []*endpoint            // by Open
+	bound    atomic.Pointer[[]Bind] // where Open has bound them, for whoever asks
 }
 
 // Peek bounds how first bytes are looked at.
@@ -364,11 +366,10 @@ func (l *Listener) Networks() (tcp, udp bool) {
 // Bound is where the listener listens, ports chosen by the kernel included.
 // It is empty before Start.
 func (l *Listener) Bound() []Bind {
-	bound := make([]Bind, 0, len(l.taken))
-	for _, ep := range l.taken {
-		bound = append(bound, ep.addr())
+	if p := l.bound.Load(); p != nil {
+		return *p
 	}
-	return bound
+	return nil
 }
 
 // Name is the listener's name.
@@ -392,6 +393,11 @@ func (l *Listener) Open(e *Engines, all Binds) error {
 		}
 		l.taken = append(l.taken, ep)
 	}
+	bound := make([]Bind, 0, len(l.taken))
+	for _, ep := range l.taken {
+		bound = append(bound, ep.addr())
+	}
+	l.bound.Store(&bound)
 	return nil
 }
 
