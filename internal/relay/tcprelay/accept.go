@@ -222,6 +222,8 @@ func (w *worker) decide(l *listener, fd int32) {
 	w.accepting = -1
 	switch {
 	case d == Take:
+	case d == Peek && o.Looker != nil && o.Path != nil:
+		w.openLooking(o)
 	case d == Forward && o.Dialer != nil:
 		w.open(Flow{FD: int(fd), Client: o.Client, Local: o.Local, Dialer: o.Dialer}, noDelay)
 	default:

@@ -27,6 +27,7 @@ const (
 	Refuse  Decision = iota // close it
 	Forward                 // connect it to what Opening.Dialer names
 	Take                    // the acceptor owns Opening.FD from here on
+	Peek                    // ask Opening.Looker when the client has sent something
 )
 
 // Acceptor decides about the connections of an endpoint. Accept is called by
@@ -38,12 +39,41 @@ type Acceptor interface {
 	AcceptFailed(err error, pause time.Duration)
 }
 
-// Opening is a connection just accepted. The engine reuses it.
+// Looker decides about a connection by its first bytes, which stay in the
+// socket. The worker that has accepted the connection calls it, for one
+// connection after the other; it must not block and must keep neither o nor the
+// bytes.
+type Looker interface {
+	// Look is called each time that more has come. seen is all there is, up to
+	// o.Limit; final says that nothing more will come: the client has ended its
+	// side, or o.Wait has passed. It answers as Accept does, and may change o's
+	// addresses, Limit and Wait. After final it may not answer Peek, unless with
+	// Discard or a longer Wait.
+	Look(o *Opening, seen []byte, final bool) Decision
+
+	// Taken follows the answer Take: the engine has let go of o.FD.
+	Taken(o *Opening)
+}
+
+// Opening is a connection just accepted, or looked at. The engine reuses it.
 type Opening struct {
 	Worker        int
 	FD            int            // non-blocking, close on exec
 	Client, Local netip.AddrPort // IPv4-mapped addresses are IPv4 here
-	Dialer        Dialer         // set by Accept for Forward
+	Dialer        Dialer         // set for Forward
+
+	// Set by Accept for Peek, and as they are in the calls of Look.
+	Looker Looker
+	Path   *relay.Path   // what operators see of it meanwhile; its Owner hears Closed when it ends without the Looker
+	Limit  int           // the most bytes to look at, from 1 to 65,536
+	Wait   time.Duration // how old it may get before the Looker has to decide
+
+	// Set by Look: that many of the bytes seen are taken out of the socket before
+	// the answer counts. Discarded bytes are nobody's. After Peek with Discard,
+	// Look is called again at once with what is left.
+	Discard int
+
+	Age time.Duration // since it was accepted
 }
 
 // Dialer names the backends to try for a connection, one after the other, for

@@ -20,6 +20,7 @@ type state uint8
 
 const (
 	vacant      state = iota // in the free list
+	looking                  // its first bytes are looked at; pend is set
 	connecting               // a backend is being tried; pend is set
 	established              // bytes are pumped
 	lingering                // one side is gone, the other is to be reset once it has what was sent to it
@@ -54,7 +55,7 @@ type conn struct {
 	bytes [2]uint64 // delivered, by direction
 	start int64     // time of the worker's clock
 	last  int64     // of the last byte
-	due   int64     // end of the connect or next look at a lingering socket
+	due   int64     // end of the wait for first bytes or of the connect, or next look at a lingering socket
 
 	fd   [2]int32 // -1: closed
 	gen  uint32   // 24 bits; another for each connection in this slot

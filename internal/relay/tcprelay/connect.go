@@ -17,6 +17,10 @@ const maxTries = 64
 
 // pending is what a connection needs only until a backend is connected.
 type pending struct {
+	looker Looker // while it is looked at, and what it has seen; see look.go
+	limit  int
+	seen   int
+
 	dialer        Dialer
 	target        Target
 	client, local netip.AddrPort
@@ -53,17 +57,10 @@ func (ps *pends) give(r ref) {
 // open starts a connection. Its client socket is watched from here on; the
 // bytes that come before the backend is connected wait in it.
 func (w *worker) open(f Flow, fl flags) {
-	slot, c := w.slab.take()
-	w.current = handle{slot, c.gen}
-	w.conns.Add(1)
+	slot, c, p := w.begin(int32(f.FD), f.Client, f.Local)
 	c.state = connecting
 	c.flags = fl
-	c.fd = [2]int32{int32(f.FD), -1}
-	c.start, c.last, c.due = w.now, w.now, never
-	c.setAddrs(f.Client, f.Local)
-	var p *pending
-	c.pend, p = w.pends.take()
-	p.dialer, p.client, p.local, p.prefix = f.Dialer, f.Client, f.Local, f.Prefix
+	p.dialer, p.prefix = f.Dialer, f.Prefix
 	if f.Done != nil {
 		c.flags |= finished
 		w.done[slot] = f.Done
@@ -73,6 +70,20 @@ func (w *worker) open(f Flow, fl flags) {
 		return
 	}
 	w.dial(slot, c)
+}
+
+// begin gives a new connection a place. The caller sets its state.
+func (w *worker) begin(fd int32, cl, local netip.AddrPort) (uint32, *conn, *pending) {
+	slot, c := w.slab.take()
+	w.current = handle{slot, c.gen}
+	w.conns.Add(1)
+	c.fd = [2]int32{fd, -1}
+	c.start, c.last, c.due = w.now, w.now, never
+	c.setAddrs(cl, local)
+	var p *pending
+	c.pend, p = w.pends.take()
+	p.client, p.local = cl, local
+	return slot, c, p
 }
 
 // dial tries the backends that the dialer names until one is being connected.

@@ -37,9 +37,12 @@ type rig struct {
 	logs   *observer.ObservedLogs
 
 	decision Decision
+	look     func(o *Opening, seen []byte, final bool) Decision // for Peek
+	wait     time.Duration
 	header   []byte
 	timeout  time.Duration
 	paths    []*relay.Path
+	looking  *relay.Path
 	panics   func(where string) // called at each place where guest code may panic
 
 	mu       sync.Mutex
@@ -49,6 +52,8 @@ type rig struct {
 	closed   []closing
 	gaveUp   []relay.Reason
 	pauses   []time.Duration
+	looks    []string // what Look was shown
+	taken    []Opening
 }
 
 type closing struct {
@@ -93,6 +98,7 @@ func newRig(t *testing.T, backends []netip.AddrPort, opts ...option) *rig {
 	for i, b := range backends {
 		r.paths = append(r.paths, &relay.Path{Listener: "test", Route: i, Pool: "pool", Backend: b, Owner: r, Counters: make([]relay.Counters, o.Workers)})
 	}
+	r.looking = &relay.Path{Listener: "test", Route: -1, Owner: r}
 	so := sock.Options{}
 	for _, opt := range opts {
 		opt(r, &o, &so)
@@ -138,8 +144,29 @@ func (r *rig) Accept(o *Opening) Decision {
 	r.opened = append(r.opened, *o)
 	r.mu.Unlock()
 	r.maybePanic("accept")
-	o.Dialer = r
+	o.Dialer, o.Looker, o.Path, o.Limit, o.Wait = r, r, r.looking, 16, r.wait
 	return r.decision
+}
+
+func (r *rig) Look(o *Opening, seen []byte, final bool) Decision {
+	r.maybePanic("look")
+	d := r.look(o, seen, final)
+	s := fmt.Sprintf("%q", seen)
+	if final {
+		s += " final"
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.looks = append(r.looks, s)
+	o.Dialer = r
+	return d
+}
+
+func (r *rig) Taken(o *Opening) {
+	r.maybePanic("taken")
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.taken = append(r.taken, *o)
 }
 
 func (r *rig) maybePanic(where string) {

@@ -60,6 +60,10 @@ func (w *worker) socketEvent(slot uint32, c *conn, side int, ev uint32) {
 	}
 	gone := ev&(unix.EPOLLERR|unix.EPOLLHUP) != 0
 	switch c.state {
+	case looking:
+		if gone || ev&(unix.EPOLLIN|unix.EPOLLRDHUP) != 0 {
+			w.look(slot, c, gone)
+		}
 	case connecting:
 		switch {
 		case side == client && gone:
@@ -449,12 +453,13 @@ func (w *worker) cut(slot uint32, c *conn, why relay.Reason) {
 		w.abandon(slot, c, why)
 	case lingering:
 		w.finish(slot, c, c.why)
-	case established:
+	case looking, established:
 		w.finish(slot, c, why)
 	}
 }
 
-// finish ends a connection that was established and tells the owner.
+// finish ends a connection that was established, or looked at, and tells the
+// owner.
 func (w *worker) finish(slot uint32, c *conn, why relay.Reason) {
 	w.describe(slot, c, &w.info)
 	w.release(slot, c)

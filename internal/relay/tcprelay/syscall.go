@@ -16,6 +16,12 @@ func read(fd int32, b []byte) (int, unix.Errno) {
 	return int(n), errno
 }
 
+// peek leaves what it reads in the socket.
+func peek(fd int32, b []byte) (int, unix.Errno) {
+	n, _, errno := unix.RawSyscall6(unix.SYS_RECVFROM, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)), unix.MSG_PEEK, 0, 0)
+	return int(n), errno
+}
+
 // write sends without SIGPIPE, which Go would turn into a signal to itself.
 func write(fd int32, b []byte) (int, unix.Errno) {
 	n, _, errno := unix.RawSyscall6(unix.SYS_SENDTO, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)), unix.MSG_NOSIGNAL, 0, 0)

@@ -59,6 +59,8 @@ func (w *worker) expire(slot uint32, c *conn) {
 		return
 	}
 	switch c.state {
+	case looking:
+		w.look(slot, c, false)
 	case connecting:
 		w.connectFailed(slot, c, relay.Timeout, syscall.ETIMEDOUT)
 		w.dial(slot, c)
