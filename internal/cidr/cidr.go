@@ -1,6 +1,6 @@
 // Package cidr has sets of networks: asking one costs the same with 20 networks
-// as with 200,000. An IPv4-mapped IPv6 address is the IPv4 address in it, here
-// and in what is asked, so that neither form slips past the other.
+// as with 200,000. An IPv6 address that carries an IPv4 address is that address,
+// here and in what is asked, so that neither form slips past the other.
 package cidr
 
 import (
@@ -23,7 +23,7 @@ func Parse(s string) (netip.Prefix, error) {
 		if err != nil || a.Zone() != "" {
 			return netip.Prefix{}, fmt.Errorf("%q is no network, such as 203.0.113.0/24 or 2001:db8::/32, and no address", s)
 		}
-		a = a.Unmap()
+		a = Plain(a)
 		return netip.PrefixFrom(a, a.BitLen()), nil
 	}
 	p, err := netip.ParsePrefix(s)
@@ -37,7 +37,10 @@ func Parse(s string) (netip.Prefix, error) {
 		if p.Bits() < 96 {
 			return p, fmt.Errorf("%q is more than all IPv4 addresses: write 0.0.0.0/0 for these", s)
 		}
-		p = netip.PrefixFrom(p.Addr().Unmap(), p.Bits()-96)
+		return netip.PrefixFrom(p.Addr().Unmap(), p.Bits()-96), nil
+	}
+	if a := Plain(p.Addr()); a.Is4() && p.Addr().Is6() && p.Bits() > 96 {
+		return netip.PrefixFrom(a, p.Bits()-96), nil
 	}
 	return p, nil
 }
@@ -62,7 +65,7 @@ func (s *Set) AddAll(networks []string) error {
 }
 
 // Contains reports whether an address is in a network of the set.
-func (s *Set) Contains(a netip.Addr) bool { return s.t.Contains(a.Unmap().WithZone("")) }
+func (s *Set) Contains(a netip.Addr) bool { return s.t.Contains(Plain(a)) }
 
 // Len is how many networks there are.
 func (s *Set) Len() int { return s.t.Size() }

@@ -15,7 +15,7 @@ func TestSet(t *testing.T) {
 	for a, want := range map[string]bool{
 		"10.255.0.1": true, "11.0.0.0": false, "192.0.2.7": true, "192.0.2.8": false, "::ffff:10.1.2.3": true,
 		"198.51.100.255": true, "::ffff:198.51.100.1": true, "198.51.101.0": false, "203.0.113.9": true,
-		"2001:db8:ffff::1": true, "2001:db9::": false, "fe80::1%eth0": false, "2001:db8::1%eth0": true, "::a00:1": false,
+		"2001:db8:ffff::1": true, "2001:db9::": false, "fe80::1%eth0": false, "2001:db8::1%eth0": true, "::a00:1": true, "::1": false,
 	} {
 		if got := s.Contains(netip.MustParseAddr(a)); got != want {
 			t.Errorf("%s: %v", a, got)

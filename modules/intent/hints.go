@@ -8,6 +8,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/wayhouse-proxy/wayhouse/internal/cidr"
 )
 
 // MaxHints is how many route hints there may be.
@@ -51,9 +53,9 @@ func NewHints(max int) *Hints {
 	return &Hints{max: max, byAddr: make(map[netip.Addr]*hint)}
 }
 
-// normal is the address by which a client is known: IPv4-mapped is IPv4, and
-// there is no zone.
-func normal(a netip.Addr) netip.Addr { return a.Unmap().WithZone("") }
+// normal is the address by which a client is known: one that carries an IPv4
+// address is that, and there is no zone.
+func normal(a netip.Addr) netip.Addr { return cidr.Plain(a) }
 
 // Set adds a hint or replaces the client's. It reports false when the table is
 // full: hints that are there are not pushed out by new ones.
