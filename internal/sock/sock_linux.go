@@ -13,7 +13,8 @@ import (
 
 // Options are the socket options that make two binds of one address different.
 type Options struct {
-	FreeBind bool // the address need not be one of this host's
+	FreeBind    bool // the address need not be one of this host's
+	Transparent bool // takes what TPROXY rules redirect, for whatever address; needs CAP_NET_ADMIN or CAP_NET_RAW
 }
 
 // ErrInUse says that another socket holds the address.
@@ -101,9 +102,17 @@ const maxBacklog = 65535
 
 // ListenUDP opens a bound socket that shares its port by SO_REUSEPORT. On a
 // wildcard address it asks for the local address of every datagram
-// (IP_PKTINFO, IPV6_RECVPKTINFO).
+// (IP_PKTINFO, IPV6_RECVPKTINFO), with Transparent for the address and port the
+// datagram was sent to (IP_ORIGDSTADDR, IPV6_ORIGDSTADDR).
 func ListenUDP(a netip.AddrPort, o Options) (int, error) {
 	return bind(a, o, unix.SOCK_DGRAM, func(fd int) error {
+		if o.Transparent {
+			// The IPv4 traffic of a dual-stack socket has the IPv4 option.
+			if err := unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_RECVORIGDSTADDR, 1); err != nil || a.Addr().Is4() {
+				return err
+			}
+			return unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_RECVORIGDSTADDR, 1)
+		}
 		if !a.Addr().IsUnspecified() {
 			return nil
 		}
@@ -163,7 +172,19 @@ func common(fd int, a netip.AddrPort, o Options) error {
 			return os.NewSyscallError("setsockopt", err)
 		}
 	}
+	if o.Transparent {
+		return os.NewSyscallError("setsockopt", transparent(fd, a))
+	}
 	return nil
+}
+
+// transparent lets a socket be bound to, and send from, any address.
+func transparent(fd int, a netip.AddrPort) error {
+	level, opt := unix.IPPROTO_IP, unix.IP_TRANSPARENT
+	if !a.Addr().Is4() {
+		level, opt = unix.IPPROTO_IPV6, unix.IPV6_TRANSPARENT
+	}
+	return unix.SetsockoptInt(fd, level, opt, 1)
 }
 
 // LocalAddr is the address a socket is bound to.
@@ -180,16 +201,69 @@ func LocalAddr(fd int) (netip.AddrPort, error) {
 // a shortage of our own, descriptors that are kept for others included, from an
 // address that cannot work.
 func DialUDP(to netip.AddrPort, source netip.Addr) (fd int, errno unix.Errno) {
-	return dial(to, source, unix.SOCK_DGRAM)
+	return dial(to, unix.SOCK_DGRAM, late(to, source))
 }
 
 // DialTCP opens a socket and starts to connect it: errno is EINPROGRESS when
 // the connect goes on.
 func DialTCP(to netip.AddrPort, source netip.Addr) (fd int, errno unix.Errno) {
-	return dial(to, source, unix.SOCK_STREAM)
+	return dial(to, unix.SOCK_STREAM, late(to, source))
 }
 
-func dial(to netip.AddrPort, source netip.Addr, typ int) (int, unix.Errno) {
+// DialUDPAs is DialUDP from an address and port that are somebody else's; see
+// BindAs.
+func DialUDPAs(to, client netip.AddrPort) (fd int, errno unix.Errno) {
+	return dial(to, unix.SOCK_DGRAM, func(fd int) error { return BindAs(fd, client) })
+}
+
+// DialTCPAs is DialTCP from an address and port that are somebody else's.
+func DialTCPAs(to, client netip.AddrPort) (fd int, errno unix.Errno) {
+	return dial(to, unix.SOCK_STREAM, func(fd int) error { return BindAs(fd, client) })
+}
+
+// Answers opens the socket by which datagrams leave from an address and port
+// that are not ours, to whomever they are addressed. It takes none in: it is
+// connected to where nobody sends from, or it would get what the clients of that
+// address send. Several may have the same address.
+func Answers(from netip.AddrPort) (fd int, errno unix.Errno) {
+	nobody := netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), discard)
+	if !from.Addr().Is4() {
+		nobody = netip.AddrPortFrom(netip.IPv6Loopback(), discard)
+	}
+	return DialUDPAs(nobody, from)
+}
+
+const discard = 9 // the port
+
+// late binds a socket to an address and leaves the port to the connect.
+func late(to netip.AddrPort, source netip.Addr) func(fd int) error {
+	if !source.IsValid() || source.Is4() != to.Addr().Is4() {
+		return nil
+	}
+	return func(fd int) error {
+		if err := unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_BIND_ADDRESS_NO_PORT, 1); err != nil {
+			return err
+		}
+		return unix.Bind(fd, ToSockaddr(netip.AddrPortFrom(source, 0)))
+	}
+}
+
+// BindAs binds a socket to the address and port of a client. It shares them with
+// the client's other flows, toward other backends, and with a listener of ours
+// that has the port on every address.
+func BindAs(fd int, client netip.AddrPort) error {
+	for _, opt := range []int{unix.SO_REUSEADDR, unix.SO_REUSEPORT} {
+		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, opt, 1); err != nil {
+			return err
+		}
+	}
+	if err := transparent(fd, client); err != nil {
+		return err
+	}
+	return unix.Bind(fd, ToSockaddr(client))
+}
+
+func dial(to netip.AddrPort, typ int, bind func(fd int) error) (int, unix.Errno) {
 	fd, err := unix.Socket(family(to), typ|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return -1, err.(unix.Errno)
@@ -202,11 +276,8 @@ func dial(to netip.AddrPort, source netip.Addr, typ int) (int, unix.Errno) {
 		unix.Close(fd)
 		return -1, err.(unix.Errno)
 	}
-	if source.IsValid() && source.Is4() == to.Addr().Is4() {
-		if err := unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_BIND_ADDRESS_NO_PORT, 1); err != nil {
-			return fail(err)
-		}
-		if err := unix.Bind(fd, ToSockaddr(netip.AddrPortFrom(source, 0))); err != nil {
+	if bind != nil {
+		if err := bind(fd); err != nil {
 			return fail(err)
 		}
 	}
