@@ -52,10 +52,12 @@ const (
 	PendingFull               // the route of a session is being decided and its buffer, or the worker's, is full
 	SnifferReject             // a sniffer wants the session dropped
 	Filtered                  // a filter or a limit turned the session away; counted there by rule
+	OutsidePrefix             // sent to an address that is not in the listener's prefix
+	Loop                      // the backend would be this process, or the client itself
 	NumDrops
 )
 
-var drops = [NumDrops]string{"no_route", "no_backend", "upstream_bind", "upstream_send", "draining", "reply_send", "pending_full", "sniffer_reject", "filtered"}
+var drops = [NumDrops]string{"no_route", "no_backend", "upstream_bind", "upstream_send", "draining", "reply_send", "pending_full", "sniffer_reject", "filtered", "outside_prefix", "loop"}
 
 func (d Drop) String() string { return drops[d] }
 
@@ -111,6 +113,9 @@ type Path struct {
 	Pool     string
 	Backend  netip.AddrPort
 
+	Transparent bool // sockets to the backend are bound to the client's address and port, where the families allow it
+	Mapped      bool // the backend's port is another for each flow: Info.Upstream has it
+
 	Idle     time.Duration // no byte in either direction for this long ends the flow; 0: never
 	Lifetime time.Duration // age that ends the flow; 0: none
 
@@ -149,6 +154,7 @@ type Info struct {
 	Path          *Path
 	Client, Local netip.AddrPort // the client, and the address of ours it spoke to
 	UpstreamLocal netip.AddrPort // our address as the backend sees it; unset where the kernel would not say
+	Upstream      netip.AddrPort // where the bytes go, of a path that is Mapped; unset of others
 	Age, Idle     time.Duration
 
 	BytesC2S, BytesS2C     uint64

@@ -15,13 +15,13 @@ import (
 // answer takes datagrams from a session's socket. What is left waits until
 // the other sessions have had a turn.
 func (w *worker) answer(slot uint32, s *session, ev unix.EpollEvent) {
-	so := w.sockets[s.ep]
-	if so != w.downSo || w.got > replies-8 {
+	so, ok := w.outlet(s)
+	if so != w.downSo || w.got > replyBufs-8 {
 		w.flushDown()
 		w.downSo = so
 	}
 	from := w.got
-	room := min(batch, replies-from)
+	room := min(batch, replyBufs-from)
 	n, errno := w.rxDown.recv(int(s.fd), from, room)
 	if errno == unix.EAGAIN {
 		return
@@ -40,8 +40,8 @@ func (w *worker) answer(slot uint32, s *session, ev unix.EpollEvent) {
 	s.last = w.now
 	for i := from; i < from+n; i++ {
 		p, seg, cut := w.rxDown.data(i)
-		if cut {
-			w.drop(s.path, relay.ReplySend, 1)
+		if cut || !ok {
+			w.drop(s.path, relay.ReplySend, datagrams(p, seg))
 			continue
 		}
 		w.toClient(slot, s, p, seg)

@@ -17,7 +17,8 @@ const (
 	maxIovs  = 256            // buffers they consist of
 	maxSegs  = 64             // datagrams of one message (UDP_MAX_SEGMENTS)
 	maxBytes = 65535 - 20 - 8 // and their bytes
-	replies  = 64             // buffers for datagrams of backends in one turn
+
+	replyBufs = 64 // for datagrams of backends in one turn
 )
 
 // receiver takes datagrams in, each into a buffer of its own.
@@ -90,6 +91,14 @@ func (r *receiver) data(i int) (p []byte, seg int, cut bool) {
 	return p, seg, m.hdr.Flags&unix.MSG_TRUNC != 0
 }
 
+// datagrams is how many of that size a buffer has, 1 for seg 0.
+func datagrams(p []byte, seg int) int {
+	if seg == 0 || len(p) <= seg {
+		return 1
+	}
+	return (len(p) + seg - 1) / seg
+}
+
 // segment looks for the datagram size that UDP_GRO reports.
 func segment(c *control, n int) int {
 	b := c.bytes()[:n]
@@ -129,6 +138,28 @@ func pktinfo(c *control, n int) (local [16]byte, ok bool) {
 		b = b[min(unix.CmsgSpace(l-cmsgHeader), len(b)):]
 	}
 	return local, false
+}
+
+// origdst looks for the address and port a datagram was sent to before it was
+// redirected: IPv4 mapped, the port in network order.
+func origdst(c *control, n int) (local [16]byte, port uint16, ok bool) {
+	b := c.bytes()[:n]
+	for len(b) >= cmsgHeader {
+		h := (*unix.Cmsghdr)(unsafe.Pointer(&b[0]))
+		l := int(h.Len)
+		if l < cmsgHeader || l > len(b) {
+			break
+		}
+		p := b[cmsgHeader:l]
+		switch {
+		case h.Level == unix.IPPROTO_IPV6 && h.Type == unix.IPV6_ORIGDSTADDR && len(p) >= unix.SizeofSockaddrInet6,
+			h.Level == unix.IPPROTO_IP && h.Type == unix.IP_ORIGDSTADDR && len(p) >= unix.SizeofSockaddrInet4:
+			local, port, _ = fromName((*unix.RawSockaddrInet6)(unsafe.Pointer(&p[0])))
+			return local, port, true
+		}
+		b = b[min(unix.CmsgSpace(l-cmsgHeader), len(b)):]
+	}
+	return local, 0, false
 }
 
 // message is one of a sender's: one datagram, or a run of one session's that

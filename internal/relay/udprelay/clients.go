@@ -56,8 +56,13 @@ func (w *worker) deliver() {
 		i := in.i
 		p, seg, cut := w.rx.data(i)
 		k.client, k.port, k.scope = fromName(&w.rx.names[i])
-		if in.so.wildcard {
-			k.local, _ = pktinfo(&w.rx.ctls[i], int(w.rx.hdrs[i].hdr.Controllen))
+		switch ctl := int(w.rx.hdrs[i].hdr.Controllen); {
+		case in.so.transparent:
+			var known bool
+			k.local, k.at, known = origdst(&w.rx.ctls[i], ctl)
+			cut = cut || !known
+		case in.so.wildcard:
+			k.local, _ = pktinfo(&w.rx.ctls[i], ctl)
 		}
 		var hash uint64
 		slot := in.slot
@@ -106,7 +111,7 @@ func (w *worker) open(so *socket, k *key, hash uint64, old uint32, data []byte) 
 	*o = Opening{
 		Worker: w.id,
 		Client: addrPort(k.client, k.port),
-		Local:  addrPort(k.local, swap(so.ep.addr.Port())),
+		Local:  so.hit(k),
 		Data:   data,
 		FD:     -1,
 		w:      w, sock: so, key: *k, hash: hash, old: old,

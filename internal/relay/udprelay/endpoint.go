@@ -24,6 +24,9 @@ type Endpoint struct {
 	sockets  []*socket
 	sessions atomic.Int64
 	close    sync.Once
+
+	lettersMu sync.Mutex
+	letters   replies // of those who are not workers, on a transparent endpoint
 }
 
 // socket is an endpoint's socket on one worker.
@@ -36,6 +39,10 @@ type socket struct {
 	local    [16]byte // IPv4 mapped; of a wildcard nothing
 	sessions int      // of the worker, which alone touches it
 	queued   bool     // it is in worker.again; likewise
+
+	transparent bool    // what arrives was sent to whatever address and port
+	port        uint16  // in network order
+	replies     replies // the worker's, on a transparent endpoint
 
 	mu     sync.RWMutex // held by those who are not the worker while they use fd
 	closed bool
@@ -65,6 +72,9 @@ func (ep *Endpoint) Close(why relay.Reason) {
 			case <-ep.engine.workers[i].done:
 			}
 		}
+		ep.lettersMu.Lock()
+		ep.letters.close()
+		ep.lettersMu.Unlock()
 		ep.engine.forget(ep)
 	})
 }
@@ -125,8 +135,11 @@ func (w *worker) add(so *socket) error {
 // 2,700 small datagrams, for the kernel doubles it.
 const socketBuffer = 1 << 20
 
-func newSocket(ep *Endpoint, fd int, gen uint32, off offload) *socket {
-	so := &socket{ep: ep, fd: fd, gen: gen, v6: !ep.addr.Addr().Is4(), wildcard: ep.addr.Addr().IsUnspecified()}
+func newSocket(ep *Endpoint, fd int, gen uint32, off offload, o sock.Options) *socket {
+	so := &socket{
+		ep: ep, fd: fd, gen: gen, v6: !ep.addr.Addr().Is4(), wildcard: ep.addr.Addr().IsUnspecified(),
+		transparent: o.Transparent, port: swap(ep.addr.Port()),
+	}
 	if !so.wildcard {
 		so.local = ep.addr.Addr().As16()
 	}
@@ -135,12 +148,17 @@ func newSocket(ep *Endpoint, fd int, gen uint32, off offload) *socket {
 	}
 	// The kernel's defaults are made for one flow, and this socket has all of
 	// a worker's clients. Without CAP_NET_ADMIN the system's limit holds.
-	for opt, fallback := range map[int]int{unix.SO_RCVBUFFORCE: unix.SO_RCVBUF, unix.SO_SNDBUFFORCE: unix.SO_SNDBUF} {
-		if unix.SetsockoptInt(fd, unix.SOL_SOCKET, opt, socketBuffer) != nil {
-			unix.SetsockoptInt(fd, unix.SOL_SOCKET, fallback, socketBuffer)
-		}
-	}
+	setBuffer(fd, unix.SO_RCVBUFFORCE, unix.SO_RCVBUF)
+	sendBuffer(fd)
 	return so
+}
+
+func sendBuffer(fd int) { setBuffer(fd, unix.SO_SNDBUFFORCE, unix.SO_SNDBUF) }
+
+func setBuffer(fd, force, fallback int) {
+	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, force, socketBuffer) != nil {
+		unix.SetsockoptInt(fd, unix.SOL_SOCKET, fallback, socketBuffer)
+	}
 }
 
 // address writes the client's address as this socket wants it and returns its
@@ -159,7 +177,7 @@ func (so *socket) address(n *unix.RawSockaddrInet6, k *key) uint32 {
 // the client has hit, and returns its length. Where the socket is bound to
 // that address there is nothing to say.
 func (so *socket) source(c *control, k *key) int {
-	if !so.wildcard {
+	if !so.wildcard && (!so.transparent || k.local == so.local) {
 		return 0
 	}
 	if !so.v6 {
@@ -189,6 +207,10 @@ var letters = sync.Pool{New: func() any { return new(letter) }}
 
 // post sends one datagram to the client of k. Any goroutine may call it.
 func (so *socket) post(p []byte, k *key) unix.Errno {
+	so, errno := so.ep.letterbox(so, k)
+	if errno != 0 {
+		return errno
+	}
 	l := letters.Get().(*letter)
 	defer letters.Put(l)
 	l.hdr = unix.Msghdr{Name: (*byte)(unsafe.Pointer(&l.name)), Iov: &l.buf}
@@ -207,7 +229,7 @@ func (so *socket) post(p []byte, k *key) unix.Errno {
 	if so.closed {
 		return unix.EBADF
 	}
-	errno := sendmsg(so.fd, &l.hdr)
+	errno = sendmsg(so.fd, &l.hdr)
 	l.buf.Base = nil
 	return errno
 }
@@ -223,6 +245,9 @@ func (ep *Endpoint) WriteTo(p []byte, client, local netip.AddrPort) error {
 	k := key{client: client.Addr().As16(), port: swap(client.Port())}
 	if local.IsValid() && !local.Addr().IsUnspecified() {
 		k.local = local.Addr().As16()
+	}
+	if ep.sockets[0].transparent {
+		k.at = swap(local.Port())
 	}
 	switch errno := ep.sockets[0].post(p, &k); errno {
 	case 0:
@@ -266,7 +291,7 @@ func (e *Engine) Listen(addr netip.AddrPort, o sock.Options, a Acceptor) (*Endpo
 		return fail(net.ErrClosed)
 	}
 	for _, fd := range fds {
-		ep.sockets = append(ep.sockets, newSocket(ep, fd, gen, e.offload))
+		ep.sockets = append(ep.sockets, newSocket(ep, fd, gen, e.offload, o))
 	}
 	for i, w := range e.workers {
 		var err error

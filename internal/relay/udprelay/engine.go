@@ -37,8 +37,9 @@ func New(o Options) (*Engine, error) {
 
 func start(o Options, off offload) (*Engine, error) {
 	e := &Engine{offload: off}
+	cl := new(claims)
 	for i := range o.Workers {
-		w, err := newWorker(i, o.Logger, off)
+		w, err := newWorker(i, o.Logger, off, cl)
 		if err != nil {
 			for _, w := range e.workers {
 				w.closeFDs()

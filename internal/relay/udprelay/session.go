@@ -17,7 +17,8 @@ type key struct {
 	ep            uint32 // index of the endpoint
 	scope         uint32 // interface of a link-local client, else 0
 	port          uint16 // of the client, in network order
-	_             uint16 // no padding, so that the key can be hashed as bytes
+	at            uint16 // of ours, in network order, on a transparent endpoint; else 0
+	// no padding, so that the key can be hashed as bytes
 }
 
 func (k *key) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(k)), unsafe.Sizeof(*k)) }
@@ -55,6 +56,7 @@ const (
 	answered             // the backend has sent something
 	queued               // it is in worker.again
 	rehome               // the backend is gone: ask the acceptor with the next datagram
+	claimed              // worker.claims has it
 )
 
 const (
@@ -234,6 +236,11 @@ func (w *worker) connect(slot uint32, fd int) bool {
 		w.end(slot, relay.Error)
 		return false
 	}
+	if w.paths[s.path].path.Transparent && !w.claim(s) {
+		w.paths[s.path].path.Counters[w.id].Dropped[relay.UpstreamBind].Add(1)
+		w.end(slot, relay.Error)
+		return false
+	}
 	w.start(slot)
 	return true
 }
@@ -287,11 +294,17 @@ func (w *worker) end(slot uint32, why relay.Reason) {
 	}
 	w.disarm(slot)
 	w.table.remove(&w.slab, slot)
+	if s.flags&claimed != 0 {
+		w.unclaim(s)
+	}
 	if fd >= 0 {
 		closeFD(fd) // which takes it out of the epoll set too
 	}
 	so := w.sockets[s.ep]
 	so.sessions--
+	if so.sessions == 0 {
+		so.replies.close()
+	}
 	so.ep.sessions.Add(-1)
 	w.sessions.Add(-1)
 	w.releasePath(s.path)
@@ -308,7 +321,7 @@ func (w *worker) describe(slot uint32, conn *Conn, info *relay.Info) {
 		ID:         relay.MakeID(true, w.id, slot, s.gen),
 		Path:       w.paths[s.path].path,
 		Client:     addrPort(s.client, s.port),
-		Local:      netip.AddrPortFrom(netip.AddrFrom16(s.local).Unmap(), w.sockets[s.ep].ep.addr.Port()),
+		Local:      w.sockets[s.ep].hit(&s.key),
 		Age:        time.Duration(w.now-s.created) * tick,
 		Idle:       time.Duration(w.now-s.last) * tick,
 		BytesC2S:   s.bytesC2S,
@@ -327,6 +340,10 @@ func (w *worker) describe(slot uint32, conn *Conn, info *relay.Info) {
 		if a, port, _ := fromName(&w.name); port != 0 {
 			info.UpstreamLocal = addrPort(a, port)
 		}
+	}
+	if info.Path.Mapped && s.fd >= 0 && getpeername(int(s.fd), &w.name) {
+		a, port, _ := fromName(&w.name)
+		info.Upstream = addrPort(a, port)
 	}
 }
 

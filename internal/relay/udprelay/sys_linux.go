@@ -78,9 +78,17 @@ func setGRO(fd int) {
 	unix.RawSyscall6(unix.SYS_SETSOCKOPT, uintptr(fd), unix.SOL_UDP, unix.UDP_GRO, uintptr(unsafe.Pointer(&one)), unsafe.Sizeof(one), 0)
 }
 
+// getpeername is getsockname for the other end.
+func getpeername(fd int, name *unix.RawSockaddrInet6) bool {
+	n := uint32(unix.SizeofSockaddrInet6)
+	_, _, errno := unix.RawSyscall(unix.SYS_GETPEERNAME, uintptr(fd), uintptr(unsafe.Pointer(name)), uintptr(unsafe.Pointer(&n)))
+	return errno == 0
+}
+
 // control is room for the control messages of one datagram, aligned for them:
-// IPV6_PKTINFO (40 bytes) and UDP_GRO or UDP_SEGMENT (24).
-type control [8]uint64
+// IPV6_PKTINFO (40 bytes) or IPV6_ORIGDSTADDR (48), and UDP_GRO or UDP_SEGMENT
+// (24).
+type control [9]uint64
 
 func (c *control) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(c)), unsafe.Sizeof(*c)) }
 

@@ -38,6 +38,7 @@ type worker struct {
 	id      int
 	log     *zap.Logger
 	offload offload
+	claims  *claims   // of all workers
 	epoch   time.Time // of the ticks
 
 	// owned by the loop
@@ -102,16 +103,16 @@ type tally struct {
 	packets, bytes uint64
 }
 
-func newWorker(id int, log *zap.Logger, off offload) (_ *worker, err error) {
+func newWorker(id int, log *zap.Logger, off offload, cl *claims) (_ *worker, err error) {
 	w := &worker{
 		opening: Opening{FD: -1},
-		id:      id, log: log, offload: off, epoch: time.Now(), now: 1,
+		id:      id, log: log, offload: off, claims: cl, epoch: time.Now(), now: 1,
 		epfd: -1, eventfd: -1, timerfd: -1,
 		table:     newTable(),
 		pathIndex: make(map[*relay.Path]uint32),
 		conns:     make(map[uint32]*Conn),
 		rx:        newReceiver(batch, true),
-		rxDown:    newReceiver(replies, false),
+		rxDown:    newReceiver(replyBufs, false),
 		up:        new(sender),
 		down:      new(sender),
 		done:      make(chan struct{}),
