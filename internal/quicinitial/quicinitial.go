@@ -1,6 +1,7 @@
 // Package quicinitial reads the ClientHello out of the Initial packets that
 // open a QUIC connection: versions 1 and 2 and the drafts 29 to 34. It works on
-// the datagrams of one client so far and keeps nothing between calls.
+// the datagrams of one client so far and keeps nothing between calls but the
+// keys last used.
 //
 //	datagrams → packets → keys.open → CRYPTO frames → hello
 //
@@ -187,7 +188,11 @@ func (a *assembly) frames(b []byte) {
 		kind := b[at]
 		at++
 		switch kind {
-		case framePadding, framePing:
+		case framePadding: // often most of the packet
+			for len(b)-at >= 8 && binary.LittleEndian.Uint64(b[at:]) == 0 {
+				at += 8
+			}
+		case framePing:
 		case frameACK, frameACKECN:
 			if !skipACK(b, &at, kind == frameACKECN) {
 				return

@@ -50,7 +50,11 @@ func TestKeysOfTheRFCs(t *testing.T) {
 		key, msg := bytes.Repeat([]byte{1}, n%33), bytes.Repeat([]byte{2}, n)
 		std := stdhmac.New(sha256.New, key)
 		std.Write(msg)
-		if got := hmac(key, msg); !bytes.Equal(got[:], std.Sum(nil)) {
+		h, m := newHasher(), new(mac)
+		h.setKey(m, []byte("a key before"))
+		h.setKey(m, key)
+		h.sum(m, []byte("a message before"))
+		if got := h.sum(m, msg); !bytes.Equal(got, std.Sum(nil)) {
 			t.Fatalf("hmac of %d bytes: %x", n, got)
 		}
 	}
@@ -289,14 +293,50 @@ func FuzzAppendName(f *testing.F) {
 	})
 }
 
-// The keys of a connection are what is allocated: two ciphers and the mode of
-// one of them.
+// The keys of a connection are what is allocated, two ciphers and the mode of
+// one of them, and only when it is not the connection looked at last.
 func TestAllocations(t *testing.T) {
 	for _, v := range firstpackets.All(t, "quic") {
 		datagrams, dst := v.Data(t), make([]byte, 0, 253)
-		n := testing.AllocsPerRun(100, func() { AppendName(dst, datagrams) })
-		if n > 3 && !testkit.Race {
-			t.Errorf("%s: %v allocations", v.ID, n)
+		if n := testing.AllocsPerRun(100, func() { AppendName(dst, datagrams) }); n > 0 && !testkit.Race {
+			t.Errorf("%s, again and again: %v allocations", v.ID, n)
+		}
+	}
+	clients, i, dst := manyClients(t), 0, make([]byte, 0, 253)
+	if n := testing.AllocsPerRun(100, func() {
+		AppendName(dst, clients[i%len(clients)])
+		i++
+	}); n > 3 && !testkit.Race {
+		t.Errorf("a new client: %v allocations", n)
+	}
+}
+
+// manyClients are the hellos of clients that have a connection ID each.
+func manyClients(t testing.TB) (clients [][][]byte) {
+	hello := append(crypto(0, message(t)[:1000]), 0, 0)
+	rest := crypto(1000, message(t)[1000:])
+	for i := range 64 {
+		dcid := []byte{byte(i), 2, 3, 4, 5, 6, 7, 8}
+		clients = append(clients, [][]byte{seal(t, v1, dcid, 0, hello), seal(t, v1, dcid, 1, rest)})
+	}
+	return clients
+}
+
+// The keys last used are those of one version and one connection ID: of any
+// two clients one after the other, each has what it has alone.
+func TestKeysOfAnother(t *testing.T) {
+	var clients [][]byte
+	for _, version := range []uint32{v1, v2, draft29, draft34} {
+		for _, dcid := range []string{"12345678", "123456789", "12345679", "12345678901234567890"} {
+			clients = append(clients, seal(t, version, []byte(dcid), 0, crypto(0, message(t))))
+		}
+	}
+	for _, before := range clients {
+		for _, client := range clients {
+			AppendName(nil, [][]byte{before})
+			if name, state := AppendName(nil, [][]byte{client}); state != Done || string(name) != "pq.example.com" {
+				t.Fatalf("% x behind % x: %q, %v", client[:26], before[:26], name, state)
+			}
 		}
 	}
 }
@@ -318,18 +358,38 @@ func FuzzFrames(f *testing.F) {
 }
 
 func BenchmarkAppendName(b *testing.B) {
+	dst := make([]byte, 0, 253)
+	look := func(b *testing.B, datagrams [][]byte, want State) {
+		if _, state := AppendName(dst, datagrams); state != want {
+			b.Fatal(state)
+		}
+	}
+	clients := manyClients(b)
+	b.Run("a new client", func(b *testing.B) {
+		b.ReportAllocs()
+		for i := 0; b.Loop(); i++ {
+			look(b, clients[i%len(clients)][:1], Partial)
+		}
+	})
+	b.Run("its second datagram", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			look(b, clients[0], Done)
+		}
+	})
 	for _, v := range firstpackets.All(b, "quic") {
-		if v.ID != "quic-rfc9001-a2" && v.ID != "quic-pq-2-v1" {
+		if v.ID != "quic-rfc9001-a2" && v.ID != "quic-neg-0rtt" && v.ID != "quic-neg-vn-client" {
 			continue
+		}
+		want := NotQUIC
+		if v.Expect.Recognised {
+			want = Done
 		}
 		datagrams := v.Data(b)
 		b.Run(v.ID, func(b *testing.B) {
 			b.ReportAllocs()
-			dst := make([]byte, 0, 253)
 			for b.Loop() {
-				if _, state := AppendName(dst, datagrams); state != Done {
-					b.Fatal(state)
-				}
+				look(b, datagrams, want)
 			}
 		})
 	}
