@@ -1,9 +1,9 @@
 // Package native has the native sniffers, wayhouse.sniffers.NAME. Each protocol
 // is a file of pure functions over bytes; here they become modules.
 //
-// None of them allocates except quic, and none says more of bytes than they
-// prove: a datagram is judged whole, a stream only when no byte that may come
-// could change the verdict.
+// None of them allocates, except quic for the keys of a new client, and none
+// says more of bytes than they prove: a datagram is judged whole, a stream only
+// when no byte that may come could change the verdict.
 package native
 
 import (
