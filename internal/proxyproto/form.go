@@ -1,0 +1,69 @@
+// Package proxyproto writes and reads the headers that tell a server behind a
+// proxy who the client is: the PROXY protocol of HAProxy, versions 1 and 2, and
+// Cloudflare's Simple Proxy Protocol (SPP). Nothing here reads a socket, and
+// neither side allocates for what goes in front of a datagram.
+package proxyproto
+
+// Version is a kind of header.
+type Version uint8
+
+// The versions.
+const (
+	None  Version = iota
+	V1            // a line of text, on TCP
+	V2            // binary, on TCP
+	V2UDP         // version 2 in front of datagrams
+	SPP           // Cloudflare's, in front of every datagram, also of those from the server
+)
+
+var versions = [...]string{"none", "v1", "v2", "v2-udp", "spp"}
+
+func (v Version) String() string { return versions[v] }
+
+// UDP reports whether the version is one for datagrams.
+func (v Version) UDP() bool { return v == V2UDP || v == SPP }
+
+// ParseVersion reads a version as users write it.
+func ParseVersion(s string) (Version, bool) {
+	for v, name := range versions {
+		if s == name {
+			return Version(v), true
+		}
+	}
+	return None, false
+}
+
+// Mode says which datagrams of a session a header stands in front of.
+type Mode uint8
+
+// The modes.
+const (
+	UntilReply Mode = iota // each one until the server has answered
+	First                  // the first
+	Every                  // each one
+)
+
+var modes = [...]string{"until_reply", "first", "every"}
+
+func (m Mode) String() string { return modes[m] }
+
+// ParseMode reads a mode as users write it.
+func ParseMode(s string) (Mode, bool) {
+	for m, name := range modes {
+		if s == name {
+			return Mode(m), true
+		}
+	}
+	return UntilReply, false
+}
+
+// Form is what headers a server gets.
+type Form struct {
+	Version Version
+	Mode    Mode // of V2UDP
+
+	// What headers of version 2 have besides.
+	Authority bool // the host that the client has named
+	UniqueID  bool // the ID of the flow
+	CRC       bool // a checksum of the header
+}
