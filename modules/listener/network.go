@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -23,11 +24,14 @@ import (
 // known in Provision, servers of other apps listen in Start, and which of the
 // two apps starts first does not matter.
 //
-//	endpoint → view.offer (TCP), view.divert (UDP) → outlet → Accept, ReadFrom
+//	endpoint → view.offer (TCP), view.divert (UDP) → outlet → newest tap → Accept, ReadFrom
 //
-// Outlets belong to the process: during a reload the server of the new config
-// and that of the old take from the same one, so that nothing is lost between
-// them.
+// Outlets belong to the process. During a reload the server of the new config
+// and that of the old have a tap each on the same one, and what arrives is the
+// newest tap's: a server that has begun to shut down still accepts for a while,
+// and net/http's closes such a connection unanswered. A tap that closes leaves
+// what waits in it to the others, so that nothing is lost between them, nor when
+// the new config is given up.
 
 func init() { caddy.RegisterNetwork(networkName, listen) }
 
@@ -62,12 +66,11 @@ type served struct {
 	refs    int
 }
 
-// outlet is where the connections or datagrams for one key wait for a server.
+// outlet is where the connections or datagrams for one key go to a server.
 type outlet struct {
-	key   outletKey
-	refs  int
-	conns chan net.Conn
-	grams chan datagram
+	key  outletKey
+	taps []*tap              // oldest first, guarded by outlets.mu; never empty
+	top  atomic.Pointer[tap] // the last of them
 }
 
 type datagram struct {
@@ -75,7 +78,7 @@ type datagram struct {
 	from *diverted
 }
 
-// Backlogs of an outlet. A datagram that finds its queue full is dropped.
+// Backlogs of a tap. A datagram that finds its queue full is dropped.
 const (
 	connBacklog = 128
 	gramBacklog = 512
@@ -126,17 +129,26 @@ func listen(_ context.Context, _, host, port string, offset uint, _ net.ListenCo
 		return nil, fmt.Errorf("%s/%s: the wayhouse app has no listener %q without routes to listen on", networkName, host, host)
 	}
 	key := outletKey{host, uint(first) + offset}
-	o := outlets.open[key]
-	if o == nil {
-		o = &outlet{key: key, conns: make(chan net.Conn, connBacklog), grams: make(chan datagram, gramBacklog)}
-		outlets.open[key] = o
-		outlets.publishLocked()
-	}
-	o.refs++
+	t := &tap{closed: make(chan struct{})}
+	var server any = &acceptor{t}
 	if s.network == "udp" {
-		return &packetConn{tap: newTap(o)}, nil
+		server = &packetConn{tap: t}
+		t.grams = make(chan datagram, gramBacklog)
+	} else {
+		t.conns = make(chan net.Conn, connBacklog)
 	}
-	return &acceptor{newTap(o)}, nil
+	if t.o = outlets.open[key]; t.o == nil {
+		t.o = &outlet{key: key}
+		outlets.open[key] = t.o
+	}
+	t.o.setLocked(append(slices.Clip(t.o.taps), t))
+	outlets.publishLocked()
+	return server, nil
+}
+
+func (o *outlet) setLocked(taps []*tap) {
+	o.taps = taps
+	o.top.Store(taps[len(taps)-1])
 }
 
 // pick is the outlet for what arrived on a port: the one a server opened with
@@ -176,31 +188,66 @@ func (s *outletSet) give(name string, port uint16, c net.Conn) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	o := pick(s.open, name, port)
-	if o == nil {
-		return false
-	}
+	return o != nil && o.giveLocked(c)
+}
+
+func (o *outlet) giveLocked(c net.Conn) bool {
 	select {
-	case o.conns <- c:
+	case o.top.Load().conns <- c:
 		return true
 	default:
 		return false
 	}
 }
 
-func (s *outletSet) release(o *outlet) {
+// release takes a tap off its outlet. What waits in it goes to the newest of
+// the others; without one nobody would ever come for it.
+func (s *outletSet) release(t *tap) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if o.refs--; o.refs > 0 {
-		return
+	o := t.o
+	if len(o.taps) == 1 {
+		delete(s.open, o.key)
+		s.publishLocked()
+	} else {
+		o.setLocked(slices.DeleteFunc(slices.Clone(o.taps), func(other *tap) bool { return other == t }))
 	}
-	delete(s.open, o.key)
-	s.publishLocked()
-	for { // nobody will come for these
+	t.drainLocked()
+}
+
+// drain empties a tap that was closed.
+func (s *outletSet) drain(t *tap) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	t.drainLocked()
+}
+
+func (t *tap) drainLocked() {
+	for {
 		select {
-		case c := <-o.conns:
-			c.Close()
+		case c := <-t.conns:
+			t.passOnLocked(c)
+		case d := <-t.grams:
+			t.passOn(d)
 		default:
 			return
+		}
+	}
+}
+
+// passOnLocked gives what a closed tap has to its successor.
+func (t *tap) passOnLocked(c net.Conn) {
+	if t.o.top.Load() == t || !t.o.giveLocked(c) {
+		c.Close()
+	}
+}
+
+// passOn is passOnLocked for a datagram. One that finds the queue full is lost.
+func (t *tap) passOn(d datagram) {
+	if to := t.o.top.Load(); to != t {
+		select {
+		case to.grams <- d:
+		default:
 		}
 	}
 }
@@ -229,19 +276,29 @@ func (v *view) offeredPlace() *Place {
 	return p.(*Place)
 }
 
-// tap is one server's hold on an outlet.
+// tap is one server's hold on an outlet, and what waits for that server. It has
+// the queue for what its network brings.
 type tap struct {
 	o      *outlet
+	conns  chan net.Conn
+	grams  chan datagram
 	once   sync.Once
 	closed chan struct{}
 }
 
-func newTap(o *outlet) tap { return tap{o: o, closed: make(chan struct{})} }
+func (t *tap) isClosed() bool {
+	select {
+	case <-t.closed:
+		return true
+	default:
+		return false
+	}
+}
 
 func (t *tap) Close() error {
 	t.once.Do(func() {
 		close(t.closed)
-		outlets.release(t.o)
+		outlets.release(t)
 	})
 	return nil
 }
@@ -255,17 +312,18 @@ func (outletAddr) Network() string  { return networkName }
 func (a outletAddr) String() string { return fmt.Sprintf("%s:%d", a.name, a.port) }
 
 // acceptor is a net.Listener on an outlet.
-type acceptor struct{ tap }
+type acceptor struct{ *tap }
 
 // Accept implements net.Listener.
 func (a *acceptor) Accept() (net.Conn, error) {
-	select { // a closed listener takes nothing more, so that its successor does
-	case <-a.closed:
-		return nil, net.ErrClosed
-	default:
-	}
 	select {
-	case c := <-a.o.conns:
+	case c := <-a.conns:
+		if a.isClosed() { // by now: its server will not answer
+			outlets.mu.Lock()
+			defer outlets.mu.Unlock()
+			a.passOnLocked(c)
+			return nil, net.ErrClosed
+		}
 		return c, nil
 	case <-a.closed:
 		return nil, net.ErrClosed
@@ -292,8 +350,12 @@ func (v *view) divert(ep *endpoint, o *udprelay.Opening) udprelay.Decision {
 		data: append([]byte(nil), o.Data...),
 		from: &diverted{UDPAddr: *net.UDPAddrFromAddrPort(o.Client), client: o.Client, local: o.Local, ep: ep, counters: o.Counters},
 	}
+	t := out.top.Load()
 	select {
-	case out.grams <- d:
+	case t.grams <- d:
+		if t.isClosed() { // since then: nobody reads it
+			outlets.drain(t)
+		}
 		o.Counters.PacketsC2S.Add(1)
 		o.Counters.BytesC2S.Add(uint64(len(d.data)))
 		return udprelay.Divert
@@ -305,7 +367,7 @@ func (v *view) divert(ep *endpoint, o *udprelay.Opening) udprelay.Decision {
 
 // packetConn is a net.PacketConn on an outlet.
 type packetConn struct {
-	tap
+	*tap
 
 	mu       sync.Mutex
 	deadline time.Time
@@ -329,7 +391,11 @@ func (p *packetConn) ReadFrom(b []byte) (int, net.Addr, error) {
 			expired = t.C
 		}
 		select {
-		case d := <-p.o.grams:
+		case d := <-p.grams:
+			if p.isClosed() {
+				p.passOn(d)
+				return 0, nil, net.ErrClosed
+			}
 			return copy(b, d.data), d.from, nil
 		case <-p.closed:
 			return 0, nil, net.ErrClosed

@@ -32,27 +32,29 @@ func TestNetwork(t *testing.T) {
 		})
 	}
 	p := kit.Start(t, config("hello"), kit.Options{})
-	// Caddy answers a load while its old HTTP server is still closing, which
-	// may get the first request after it.
-	says := func(want string) {
-		t.Helper()
-		kit.Eventually(t, fmt.Sprintf("the site says %q", want), func() bool {
-			res, err := (&http.Client{Timeout: kit.Long, Transport: &http.Transport{DisableKeepAlives: true}}).Get("http://" + web)
-			if err != nil {
-				return false
-			}
-			defer res.Body.Close()
-			body, err := io.ReadAll(res.Body)
-			return err == nil && string(body) == want
-		})
+	get := func() string {
+		res, err := (&http.Client{Timeout: kit.Long, Transport: &http.Transport{DisableKeepAlives: true}}).Get("http://" + web)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer res.Body.Close()
+		body, err := io.ReadAll(res.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(body)
 	}
-	says("hello 127.0.0.1")
+	if got := get(); got != "hello 127.0.0.1" {
+		t.Errorf("the site says %q", got)
+	}
 	load := kit.StartLoad(t, kit.LoadOptions{TCP: l4, Conns: 20, Rate: 200})
 	load.Round(t)
 	for i := range 5 {
 		want := fmt.Sprintf("hello %d", i)
 		p.MustLoad(config(want))
-		says(want + " 127.0.0.1")
+		if got := get(); got != want+" 127.0.0.1" {
+			t.Errorf("after the reload the site says %q", got)
+		}
 	}
 	load.Round(t)
 	perfect(t, load)
