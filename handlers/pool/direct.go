@@ -73,7 +73,9 @@ func (d directDialer) Next(_, _ netip.AddrPort, attempt int, _ []*relay.Path) (t
 }
 
 // GaveUp implements tcprelay.Dialer.
-func (d directDialer) GaveUp(netip.AddrPort, relay.Reason) { d.at.Stats.Abandoned(false) }
+func (d directDialer) GaveUp(client netip.AddrPort, _ relay.Reason) {
+	d.at.Stats.Abandoned(false, client.Addr())
+}
 
 // directOwner counts flows out. There is no backend to blame.
 type directOwner struct{ stats *flow.Listener }
@@ -83,7 +85,7 @@ func (directOwner) Answered(*relay.Path)                                    {}
 func (directOwner) Failed(*relay.Path, relay.Failure, syscall.Errno)        {}
 
 func (o directOwner) Closed(_ *relay.Path, s *relay.Info, why relay.Reason) {
-	o.stats.Closed(s.ID.UDP(), s.Age, why)
+	o.stats.Closed(s, why)
 }
 
 // nobody takes evidence about a backend that is none.

@@ -102,7 +102,9 @@ func (d *dialer) Next(client, local netip.AddrPort, attempt int, tried []*relay.
 }
 
 // GaveUp implements tcprelay.Dialer.
-func (d *dialer) GaveUp(netip.AddrPort, relay.Reason) { d.at.Stats.Abandoned(false) }
+func (d *dialer) GaveUp(client netip.AddrPort, _ relay.Reason) {
+	d.at.Stats.Abandoned(false, client.Addr())
+}
 
 // owner hears of the flows of one path. It holds nothing of a config: flows
 // outlive configs.
@@ -129,7 +131,7 @@ func (w *owner) Failed(_ *relay.Path, f relay.Failure, _ syscall.Errno) { w.back
 // Closed implements relay.Owner.
 func (w *owner) Closed(_ *relay.Path, s *relay.Info, why relay.Reason) {
 	w.backend.Release()
-	w.stats.Closed(s.ID.UDP(), s.Age, why)
+	w.stats.Closed(s, why)
 	if w.tracked && !s.ID.UDP() {
 		w.stats.Left(s.Client.Addr(), w.backend.Addr())
 	}
@@ -152,7 +154,7 @@ func (w *owner) Rehome(o *udprelay.Opening) udprelay.Decision {
 		return path.(*relay.Path)
 	})
 	if d == udprelay.Forward {
-		w.stats.Open(true, 0) // of the listener that counts it out, which may be gone by now
+		w.stats.Open(true, o.Client.Addr(), flow.Bounds{}) // of the listener that counts it out, which may be gone by now
 	}
 	return d
 }

@@ -5,12 +5,15 @@
 package flow
 
 import (
+	"maps"
+	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/wayhouse-proxy/wayhouse/internal/cidr"
 	"github.com/wayhouse-proxy/wayhouse/internal/relay"
 )
 
@@ -20,6 +23,7 @@ type Listener struct {
 	Name string
 
 	Conns, Sessions atomic.Int64 // live now, TCP and UDP
+	sources         sources
 
 	Accepted     prometheus.Counter
 	NoRoute      prometheus.Counter
@@ -31,6 +35,7 @@ type Listener struct {
 	closed       [2][relay.NumReasons]atomic.Uint64 // TCP, UDP
 
 	workers atomic.Pointer[[]relay.Counters]
+	blocked atomic.Pointer[map[string]prometheus.Counter] // by filter; the map is not changed
 
 	companions atomic.Pointer[companions] // nil: nobody follows this listener
 
@@ -61,6 +66,8 @@ func ListenerOf(name string) *Listener {
 			duration:     durations.WithLabelValues(name),
 		}
 		listeners[name] = l
+		all := slices.Collect(maps.Values(listeners))
+		everyListener.Store(&all)
 	}
 	return l
 }
@@ -84,36 +91,55 @@ func (l *Listener) Workers(n int) []relay.Counters {
 // live counts the flows of the whole process.
 var live struct{ conns, sessions atomic.Int64 }
 
-// Open counts a flow that begins, unless the process has max of its kind
-// already; max 0 means no bound. Each one that Open has counted is given back
-// by Closed or Abandoned.
-func (l *Listener) Open(udp bool, max int64) bool {
-	n := &live.conns
-	if udp {
-		n = &live.sessions
+// Open counts a flow that begins, unless a bound is in its way. Each one that
+// Open has counted is given back, for the same client, by Closed or Abandoned.
+func (l *Listener) Open(udp bool, client netip.Addr, b Bounds) Full {
+	client = cidr.Plain(client)
+	if full := l.sources.open(client, b); full != Room {
+		return full
 	}
-	if now := n.Add(1); max > 0 && now > max {
-		n.Add(-1)
-		return false
+	if !addBelow(ofProcess(udp), b.Process) {
+		l.sources.closed(client)
+		return FullProcess
 	}
 	l.active(udp).Add(1)
-	return true
+	return Room
+}
+
+// addBelow adds one unless there are max already; max 0 means no bound. It
+// never shows more than there are, not even for a moment: a place that is free
+// is given to who asks for it.
+func addBelow(n *atomic.Int64, max int64) bool {
+	if max <= 0 {
+		n.Add(1)
+		return true
+	}
+	for {
+		now := n.Load()
+		if now >= max {
+			return false
+		}
+		if n.CompareAndSwap(now, now+1) {
+			return true
+		}
+	}
 }
 
 // Abandoned gives back a flow that never reached a backend.
-func (l *Listener) Abandoned(udp bool) {
+func (l *Listener) Abandoned(udp bool, client netip.Addr) {
+	l.sources.closed(cidr.Plain(client))
 	l.active(udp).Add(-1)
-	if udp {
-		live.sessions.Add(-1)
-	} else {
-		live.conns.Add(-1)
-	}
+	ofProcess(udp).Add(-1)
 }
 
-// Closed gives back a flow that has ended after age.
-func (l *Listener) Closed(udp bool, age time.Duration, why relay.Reason) {
-	l.Abandoned(udp)
-	l.duration.Observe(age.Seconds())
+// Closed gives back a flow that has ended, as it was last.
+func (l *Listener) Closed(last *relay.Info, why relay.Reason) {
+	udp := last.ID.UDP()
+	if !udp || last.PacketsS2C > 0 { // who was never answered may be anybody
+		recent.note(cidr.Plain(last.Client.Addr()), sinceStart())
+	}
+	l.Abandoned(udp, last.Client.Addr())
+	l.duration.Observe(last.Age.Seconds())
 	p := 0
 	if udp {
 		p = 1
@@ -125,6 +151,13 @@ func (l *Listener) Closed(udp bool, age time.Duration, why relay.Reason) {
 // being decided.
 func Live() (conns, sessions int64) { return live.conns.Load(), live.sessions.Load() }
 
+func ofProcess(udp bool) *atomic.Int64 {
+	if udp {
+		return &live.sessions
+	}
+	return &live.conns
+}
+
 func (l *Listener) active(udp bool) *atomic.Int64 {
 	if udp {
 		return &l.Sessions
@@ -133,7 +166,28 @@ func (l *Listener) active(udp bool) *atomic.Int64 {
 }
 
 // Blocked counts a flow that a filter or a limit has turned away.
-func (l *Listener) Blocked(filter string) { blocked.WithLabelValues(l.Name, filter).Inc() }
+func (l *Listener) Blocked(filter string) {
+	if m := l.blocked.Load(); m != nil {
+		if c := (*m)[filter]; c != nil {
+			c.Inc()
+			return
+		}
+	}
+	l.countBlocked(filter).Inc()
+}
+
+// countBlocked makes the counter of a filter.
+func (l *Listener) countBlocked(filter string) prometheus.Counter {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	more := make(map[string]prometheus.Counter)
+	if m := l.blocked.Load(); m != nil {
+		maps.Copy(more, *m)
+	}
+	more[filter] = blocked.WithLabelValues(l.Name, filter)
+	l.blocked.Store(&more)
+	return more[filter]
+}
 
 // each calls f with every counter set of the listener, those of engines that
 // are gone included, so that sums never fall.

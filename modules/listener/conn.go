@@ -147,7 +147,8 @@ func (c *TCPConn) Close() error {
 	c.over.Do(func() {
 		taken.remove(c)
 		err = c.Conn.Close()
-		c.view.stats.Closed(false, time.Since(c.opened), relay.Reason(c.why.Load()))
+		last := c.info()
+		c.view.stats.Closed(&last, relay.Reason(c.why.Load()))
 	})
 	return err
 }
@@ -164,7 +165,7 @@ func (c *TCPConn) reject(count prometheus.Counter) {
 		taken.remove(c)
 		c.Conn.Close()
 		count.Inc()
-		c.view.stats.Abandoned(false)
+		c.view.stats.Abandoned(false, c.client.Addr())
 	})
 }
 

@@ -144,15 +144,15 @@ func (l *Limits) max(udp bool) int64 {
 }
 
 // admit counts a new flow in, or says which limit is in its way.
-func (l *Limits) admit(stats *flow.Listener, udp bool) (limit string) {
-	if !stats.Open(udp, l.max(udp)) {
+func (l *Limits) admit(stats *flow.Listener, client netip.Addr, udp bool) (limit string) {
+	if stats.Open(udp, client, flow.Bounds{Process: l.max(udp)}) != flow.Room {
 		if udp {
 			return "max_udp"
 		}
 		return "max_conn"
 	}
 	if l.MaxNewSessionsPerSec != nil && !newSessions.Take(*l.MaxNewSessionsPerSec, *l.MaxNewSessionsPerSec) {
-		stats.Abandoned(udp)
+		stats.Abandoned(udp, client)
 		return "max_new_rate"
 	}
 	return ""

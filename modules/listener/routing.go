@@ -281,7 +281,7 @@ func Socket(cx *layer4.Connection) net.Conn {
 func (v *view) serveTCP(fd int, client, local netip.AddrPort) {
 	c, err := takeTCP(fd, client, local, v)
 	if err != nil {
-		v.stats.Abandoned(false)
+		v.stats.Abandoned(false, client.Addr())
 		if held, ok := acceptLog.allow(); ok {
 			v.logger.Warn("taking a connection failed", zap.Stringer("remote", client), zap.Error(err), zap.Int64("suppressed", held))
 		}
@@ -391,7 +391,7 @@ func (v *view) decideUDP(d Decider, w *walk, c *UDPConn, at *Place) bool {
 // it out.
 func (v *view) native(c *UDPConn, f Forwarder) {
 	if !c.Native(f) {
-		v.stats.Abandoned(true)
+		v.stats.Abandoned(true, c.client.Addr())
 		c.forwarded = true // and has been rejected
 	}
 }
@@ -440,7 +440,7 @@ func (c *TCPConn) ForwardTCP(prefix []byte, d tcprelay.Dialer) {
 	err = c.view.engines.TCP.Forward(tcprelay.Flow{FD: fd, Client: c.client, Local: c.local, Prefix: prefix, Dialer: d})
 	if err != nil {
 		unix.Close(fd)
-		c.view.stats.Abandoned(false)
+		c.view.stats.Abandoned(false, c.client.Addr())
 	}
 }
 
@@ -455,7 +455,7 @@ func (v *view) serveUDP(uc *udprelay.Conn, client, local netip.AddrPort, worker 
 			c.Close() // and v.Closed counts it out
 		default:
 			c.Reject(why)
-			v.stats.Abandoned(true)
+			v.stats.Abandoned(true, client.Addr())
 		}
 	}()
 	defer v.contain(client, func() {

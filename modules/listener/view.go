@@ -98,7 +98,7 @@ func (heldOwner) Answered(*relay.Path)                                    {}
 func (heldOwner) Failed(*relay.Path, relay.Failure, syscall.Errno)        {}
 
 func (o heldOwner) Closed(_ *relay.Path, s *relay.Info, why relay.Reason) {
-	o.stats.Closed(true, s.Age, why)
+	o.stats.Closed(s, why)
 }
 
 // Accept implements tcprelay.Acceptor.
@@ -111,14 +111,14 @@ func (ep *endpoint) Accept(o *tcprelay.Opening) tcprelay.Decision {
 	if v.refusing.Load() {
 		return tcprelay.Refuse
 	}
-	if limit := v.limits.admit(v.stats, false); limit != "" {
+	if limit := v.limits.admit(v.stats, o.Client.Addr(), false); limit != "" {
 		v.stats.Blocked(limit)
 		return tcprelay.Refuse
 	}
 	d, done := tcprelay.Refuse, false
 	defer func() { // after a panic of a matcher too
 		if d == tcprelay.Refuse {
-			v.stats.Abandoned(false)
+			v.stats.Abandoned(false, o.Client.Addr())
 		}
 		if !done {
 			v.stats.Panics.Inc()
@@ -149,7 +149,7 @@ func (ep *endpoint) early(fd int, client, local netip.AddrPort) {
 		unix.Close(fd)
 		return
 	}
-	if limit := v.limits.admit(v.stats, false); limit != "" {
+	if limit := v.limits.admit(v.stats, client.Addr(), false); limit != "" {
 		v.stats.Blocked(limit)
 		unix.Close(fd)
 		return
@@ -215,7 +215,7 @@ func (ep *endpoint) Open(o *udprelay.Opening) udprelay.Decision {
 	if o.From != nil {
 		return v.rehome(o)
 	}
-	if limit := v.limits.admit(v.stats, true); limit != "" {
+	if limit := v.limits.admit(v.stats, o.Client.Addr(), true); limit != "" {
 		v.stats.Blocked(limit)
 		o.Reason = relay.Filtered
 		return udprelay.Refuse
@@ -223,7 +223,7 @@ func (ep *endpoint) Open(o *udprelay.Opening) udprelay.Decision {
 	d, done := udprelay.Refuse, false
 	defer func() { // after a panic of a matcher or a balancer too
 		if d == udprelay.Refuse {
-			v.stats.Abandoned(true)
+			v.stats.Abandoned(true, o.Client.Addr())
 		}
 		if !done {
 			v.stats.Panics.Inc()
