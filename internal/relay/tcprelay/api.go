@@ -99,7 +99,15 @@ type Target struct {
 	ConnectTimeout time.Duration // above 0
 	KeepAlive      time.Duration // interval of TCP keepalive probes on both sides; 0: off
 	NoDelay        bool          // TCP_NODELAY on both sides
-	Header         []byte        // sent to the backend before anything else and not counted, such as a PROXY header: at most 65,535 bytes, which the engine only reads
+	Header         Header        // what is sent to the backend before anything else; nil: nothing
+}
+
+// Header writes what goes to a backend before the bytes of a client, such as a
+// PROXY header. It is not counted.
+type Header interface {
+	// AppendHeader is called by the workers when a backend is connected, and must
+	// not block. It appends at most 65,535 bytes.
+	AppendHeader(b []byte, id relay.ID, client, local netip.AddrPort) []byte
 }
 
 // Flow is a client connection to hand to the engine.

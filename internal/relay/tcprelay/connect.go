@@ -2,6 +2,7 @@ package tcprelay
 
 import (
 	"net/netip"
+	"slices"
 	"syscall"
 	"time"
 
@@ -177,14 +178,17 @@ func (w *worker) abandon(slot uint32, c *conn, why relay.Reason) {
 func (w *worker) connected(slot uint32, c *conn) {
 	p := w.pends.at(c.pend)
 	t := &p.target
-	w.tune(c, t, len(t.Header)+len(p.prefix) > 0)
-	c.header = uint16(len(t.Header))
-	first := p.prefix
-	if len(t.Header) > 0 && len(first) > 0 {
-		first = append(append(make([]byte, 0, len(t.Header)+len(first)), t.Header...), first...)
-	} else if len(first) == 0 {
-		first = t.Header
+	var first []byte
+	if t.Header != nil {
+		first = t.Header.AppendHeader(nil, relay.MakeID(false, w.index, slot, c.gen), p.client, p.local)
+		c.header = uint16(len(first))
 	}
+	if len(first) == 0 {
+		first = p.prefix
+	} else if len(p.prefix) > 0 {
+		first = slices.Concat(first, p.prefix)
+	}
+	w.tune(c, t, len(first) > 0)
 	if len(first) > 0 {
 		c.spill[client] = w.spills.lend(first)
 		c.held[client] = uint32(len(first))

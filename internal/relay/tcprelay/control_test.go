@@ -34,10 +34,17 @@ func (r *rig) opening(n int) (o Opening) {
 	return o
 }
 
+// header is the same for every connection.
+type header string
+
+func (h header) AppendHeader(b []byte, _ relay.ID, _, _ netip.AddrPort) []byte {
+	return append(b, h...)
+}
+
 func TestTakeAndForward(t *testing.T) {
 	for _, size := range []int{0, 5, 64 << 10, 300 << 10} {
 		t.Run(fmt.Sprint(size), func(t *testing.T) {
-			header := option(func(r *rig, _ *Options, _ *sock.Options) { r.header = []byte("HEAD") })
+			header := option(func(r *rig, _ *Options, _ *sock.Options) { r.header = header("HEAD") })
 			r := newRig(t, []netip.AddrPort{serve(t, echo)}, taking, header)
 			c := r.dial()
 			o := r.opening(1)

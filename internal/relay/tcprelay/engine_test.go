@@ -39,7 +39,7 @@ type rig struct {
 	decision Decision
 	look     func(o *Opening, seen []byte, final bool) Decision // for Peek
 	wait     time.Duration
-	header   []byte
+	header   Header
 	timeout  time.Duration
 	paths    []*relay.Path
 	looking  *relay.Path
