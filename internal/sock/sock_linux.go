@@ -221,6 +221,12 @@ func DialTCPAs(to, client netip.AddrPort) (fd int, errno unix.Errno) {
 	return dial(to, unix.SOCK_STREAM, func(fd int) error { return BindAs(fd, client) })
 }
 
+// CanBindAs reports whether a socket to that address can have the client's: both
+// are of one family, and the client's means the same on every interface.
+func CanBindAs(client, to netip.AddrPort) bool {
+	return client.Addr().Is4() == to.Addr().Is4() && !client.Addr().IsLinkLocalUnicast()
+}
+
 // Answers opens the socket by which datagrams leave from an address and port
 // that are not ours, to whomever they are addressed. It takes none in: it is
 // connected to where nobody sends from, or it would get what the clients of that

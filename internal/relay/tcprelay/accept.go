@@ -27,7 +27,7 @@ type listener struct {
 	slot     uint32 // in worker.listeners
 	gen      uint32 // tells it from the next listener in this slot
 	addr     netip.AddrPort
-	wildcard bool
+	asks     bool // each connection for the address it was made to: there may be several
 	acceptor Acceptor
 	batch    int   // connections to take in the next turn; see accept
 	pause    int64 // how long the last failure made it wait
@@ -65,7 +65,7 @@ func (e *Engine) Listen(addr netip.AddrPort, o sock.Options, a Acceptor) (*Endpo
 		ep.listeners = append(ep.listeners, &listener{
 			fd:       int32(fd),
 			addr:     netip.AddrPortFrom(ep.addr.Addr().Unmap(), ep.addr.Port()),
-			wildcard: addr.Addr().IsUnspecified(),
+			asks:     addr.Addr().IsUnspecified() || o.Transparent,
 			acceptor: a,
 			batch:    1,
 		})
@@ -215,7 +215,7 @@ func (w *worker) decide(l *listener, fd int32) {
 	w.accepting, w.current = fd, handle{}
 	o := &w.opening
 	*o = Opening{Worker: w.index, FD: int(fd), Client: fromRaw(&w.rsa), Local: l.addr}
-	if l.wildcard {
+	if l.asks {
 		o.Local = localAddr(fd, &w.rsa)
 	}
 	d := l.acceptor.Accept(o)

@@ -95,11 +95,12 @@ type Dialer interface {
 // Target is a backend and how to connect to it.
 type Target struct {
 	Path           *relay.Path
-	Source         netip.Addr    // address to connect from; unset: the kernel's choice
-	ConnectTimeout time.Duration // above 0
-	KeepAlive      time.Duration // interval of TCP keepalive probes on both sides; 0: off
-	NoDelay        bool          // TCP_NODELAY on both sides
-	Header         Header        // what is sent to the backend before anything else; nil: nothing
+	To             netip.AddrPort // where to connect; unset: Path.Backend
+	Source         netip.Addr     // address to connect from; unset: the kernel's choice. Not of a path that is Transparent, where it can be
+	ConnectTimeout time.Duration  // above 0
+	KeepAlive      time.Duration  // interval of TCP keepalive probes on both sides; 0: off
+	NoDelay        bool           // TCP_NODELAY on both sides
+	Header         Header         // what is sent to the backend before anything else; nil: nothing
 }
 
 // Header writes what goes to a backend before the bytes of a client, such as a

@@ -160,6 +160,9 @@ func (w *worker) describe(slot uint32, c *conn, i *relay.Info) {
 		BytesC2S: c.bytes[client],
 		BytesS2C: c.bytes[backend],
 	}
+	if fd := c.fd[backend]; fd >= 0 && i.Path != nil && i.Path.Mapped {
+		i.Upstream = peerAddr(fd, &w.rsa)
+	}
 }
 
 // paths gives the paths in use numbers. A path is kept while a connection

@@ -99,7 +99,7 @@ func (w *worker) dial(slot uint32, c *conn) {
 		p.target = t
 		c.path = w.paths.take(t.Path)
 		c.try++
-		fd, errno := w.dialTCP(t.Path.Backend, t.Source)
+		fd, errno := w.dialTarget(&p.target, p.client)
 		if errno == 0 || errno == unix.EINPROGRESS {
 			if e := w.watch(fd, slot, c, backend); e != 0 {
 				closeFD(fd)
@@ -122,6 +122,19 @@ func (w *worker) dial(slot uint32, c *conn) {
 		w.connectFailed(slot, c, f, errno)
 	}
 	w.abandon(slot, c, relay.Error)
+}
+
+// dialTarget starts to connect a socket to a target.
+func (w *worker) dialTarget(t *Target, client netip.AddrPort) (int32, unix.Errno) {
+	to := t.To
+	if !to.IsValid() {
+		to = t.Path.Backend
+	}
+	if t.Path.Transparent && sock.CanBindAs(client, to) {
+		fd, errno := sock.DialTCPAs(to, client)
+		return int32(fd), errno
+	}
+	return w.dialTCP(to, t.Source)
 }
 
 // dialTCP is sock.DialTCP without its allocations and without the Go

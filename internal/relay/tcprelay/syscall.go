@@ -129,6 +129,15 @@ func localAddr(fd int32, rsa *unix.RawSockaddrAny) netip.AddrPort {
 	return fromRaw(rsa)
 }
 
+// peerAddr is localAddr for the other end.
+func peerAddr(fd int32, rsa *unix.RawSockaddrAny) netip.AddrPort {
+	size := uint32(unix.SizeofSockaddrAny)
+	if _, _, errno := unix.RawSyscall(unix.SYS_GETPEERNAME, uintptr(fd), uintptr(unsafe.Pointer(rsa)), uintptr(unsafe.Pointer(&size))); errno != 0 {
+		return netip.AddrPort{}
+	}
+	return fromRaw(rsa)
+}
+
 // fromRaw reads an address as the kernel wrote it; IPv4-mapped becomes IPv4.
 func fromRaw(rsa *unix.RawSockaddrAny) netip.AddrPort {
 	switch rsa.Addr.Family {
