@@ -10,6 +10,8 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"github.com/wayhouse-proxy/wayhouse/internal/proxyproto"
 )
 
 // Reason says why a flow ended.
@@ -54,10 +56,11 @@ const (
 	Filtered                  // a filter or a limit turned the session away; counted there by rule
 	OutsidePrefix             // sent to an address that is not in the listener's prefix
 	Loop                      // the backend would be this process, or the client itself
+	ProxyHeader               // its PROXY header is missing, wrong or of somebody else, or the backend's is not one for datagrams
 	NumDrops
 )
 
-var drops = [NumDrops]string{"no_route", "no_backend", "upstream_bind", "upstream_send", "draining", "reply_send", "pending_full", "sniffer_reject", "filtered", "outside_prefix", "loop"}
+var drops = [NumDrops]string{"no_route", "no_backend", "upstream_bind", "upstream_send", "draining", "reply_send", "pending_full", "sniffer_reject", "filtered", "outside_prefix", "loop", "proxy_header"}
 
 func (d Drop) String() string { return drops[d] }
 
@@ -118,6 +121,10 @@ type Path struct {
 
 	Idle     time.Duration // no byte in either direction for this long ends the flow; 0: never
 	Lifetime time.Duration // age that ends the flow; 0: none
+
+	// Proxy is the header that the backend gets in front of datagrams. Of a
+	// connection the engine is told by its dialer.
+	Proxy proxyproto.Form
 
 	Counters []Counters // of the listener, one for each worker
 	Owner    Owner
@@ -187,12 +194,15 @@ func (id ID) Slot() uint32 { return uint32(id) }
 func (id ID) Gen() uint32 { return uint32(id >> 32 & 0xffffff) }
 
 // String is the form operators see: u-… or t-… and hexadecimal digits.
-func (id ID) String() string {
+func (id ID) String() string { return string(id.AppendTo(nil)) }
+
+// AppendTo appends what String returns.
+func (id ID) AppendTo(b []byte) []byte {
 	prefix := "t-"
 	if id.UDP() {
 		prefix = "u-"
 	}
-	return prefix + strconv.FormatUint(uint64(id&^(1<<63)), 16)
+	return strconv.AppendUint(append(b, prefix...), uint64(id&^(1<<63)), 16)
 }
 
 // ParseID reads the form String writes.
