@@ -25,9 +25,13 @@ type Listener struct {
 	Conns, Sessions atomic.Int64 // live now, TCP and UDP
 	sources         sources
 
-	Accepted     prometheus.Counter
-	NoRoute      prometheus.Counter
-	Rejected     prometheus.Counter // by a sniffer
+	Accepted prometheus.Counter
+	NoRoute  prometheus.Counter
+	Rejected prometheus.Counter // by a sniffer
+
+	OutsidePrefix prometheus.Counter // sent to an address that is not served
+	Loops         prometheus.Counter // whose backend would have been this process
+
 	AcceptErrors prometheus.Counter
 	BindFailures prometheus.Counter
 	Panics       prometheus.Counter
@@ -56,10 +60,14 @@ func ListenerOf(name string) *Listener {
 	l := listeners[name]
 	if l == nil {
 		l = &Listener{
-			Name:         name,
-			Accepted:     connections.WithLabelValues(name, "accepted"),
-			NoRoute:      connections.WithLabelValues(name, "no_route"),
-			Rejected:     connections.WithLabelValues(name, "sniffer_reject"),
+			Name:     name,
+			Accepted: connections.WithLabelValues(name, "accepted"),
+			NoRoute:  connections.WithLabelValues(name, "no_route"),
+			Rejected: connections.WithLabelValues(name, "sniffer_reject"),
+
+			OutsidePrefix: connections.WithLabelValues(name, "outside_prefix"),
+			Loops:         connections.WithLabelValues(name, "loop"),
+
 			AcceptErrors: acceptErrors.WithLabelValues(name),
 			BindFailures: bindFailures.WithLabelValues(name),
 			Panics:       panics.WithLabelValues(name),

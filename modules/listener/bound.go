@@ -52,11 +52,21 @@ func (s *boundSet) inTheWay(k endpointKey) bool {
 	})
 }
 
+// replaced reports whether another endpoint has the same address, bound with
+// other options.
+func (s *boundSet) replaced(ep *endpoint) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.ContainsFunc(s.byPort[ep.key.portKey()], func(o *endpoint) bool {
+		return o != ep && o.key.Bind == ep.key.Bind && o.key.any == ep.key.any
+	})
+}
+
 // tcp are the addresses on which connections arrive.
 func (s *boundSet) tcp() reach {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	r := make(reach)
+	r := newReach()
 	for k, eps := range s.byPort {
 		for _, ep := range eps {
 			if k.network == "tcp" {
@@ -67,18 +77,33 @@ func (s *boundSet) tcp() reach {
 	return r
 }
 
-// reach is a set of addresses, with wildcards.
-type reach map[netip.AddrPort]struct{}
+// reach is a set of addresses, with wildcards and, of transparent endpoints,
+// listeners: their connections may have been made to any address.
+type reach struct {
+	at  map[netip.AddrPort]struct{}
+	any map[string]struct{}
+}
 
-func (r reach) add(ep *endpoint) { r[ep.addr().Addr] = struct{}{} }
+func newReach() reach {
+	return reach{make(map[netip.AddrPort]struct{}), make(map[string]struct{})}
+}
 
-// has reports whether a connection to that address of ours arrives here.
-func (r reach) has(local netip.AddrPort) bool {
+func (r reach) add(ep *endpoint) {
+	r.at[ep.addr().Addr] = struct{}{}
+	if ep.key.Transparent {
+		r.any[ep.listener()] = struct{}{}
+	}
+}
+
+// has reports whether a connection arrives, or has arrived, here: by its address
+// of ours or by its listener.
+func (r reach) has(i *relay.Info) bool {
 	at := func(a netip.Addr) bool {
-		_, ok := r[netip.AddrPortFrom(a, local.Port())]
+		_, ok := r.at[netip.AddrPortFrom(a, i.Local.Port())]
 		return ok
 	}
-	return at(local.Addr()) || at(netip.IPv6Unspecified()) || local.Addr().Is4() && at(netip.IPv4Unspecified())
+	_, ok := r.any[i.Path.Listener]
+	return ok || at(i.Local.Addr()) || at(netip.IPv6Unspecified()) || i.Local.Addr().Is4() && at(netip.IPv4Unspecified())
 }
 
 // closeUnbound ends the TCP connections that have come by one of the addresses
@@ -87,7 +112,7 @@ func (e *Engines) closeUnbound(by reach) (n int) {
 	now := bound.tcp()
 	var ids []relay.ID
 	collect := func(i *relay.Info) bool {
-		if by.has(i.Local) && !now.has(i.Local) {
+		if by.has(i) && !now.has(i) {
 			ids = append(ids, i.ID)
 		}
 		return true

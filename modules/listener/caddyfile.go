@@ -16,6 +16,9 @@ import (
 // its name. What matchers and handlers there are is up to caddy-l4. Syntax:
 //
 //	<name> <addresses...> {
+//		prefix         <network>
+//		freebind
+//		transparent
 //		peek_timeout   <duration>
 //		peek_max_bytes <number>
 //		on_undecided   refuse|next
@@ -34,6 +37,9 @@ func (l *Listener) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	}
 	var segments routeSegments
 	err := caddyopt.BlockOf(d, "a listener", caddyopt.Options{
+		"prefix":         caddyopt.String(&l.Prefix),
+		"freebind":       caddyopt.Word(&l.FreeBind),
+		"transparent":    caddyopt.Word(&l.Transparent),
 		"peek_timeout":   caddyopt.Ptr(&l.Peek.Timeout, caddyopt.Duration),
 		"peek_max_bytes": caddyopt.Ptr(&l.Peek.MaxBytes, caddyopt.Int),
 		"on_undecided":   caddyopt.Enum(&l.Peek.OnUndecided, onUndecidedRefuse, onUndecidedNext),

@@ -44,7 +44,7 @@ func (s *leavingSet) add(ep *endpoint, grace time.Duration) {
 // sweep ends the connections of the addresses that are due.
 func (s *leavingSet) sweep() {
 	now := time.Now().Add(together)
-	due := make(reach)
+	due := newReach()
 	var logger *zap.Logger
 	s.mu.Lock()
 	s.list = slices.DeleteFunc(s.list, func(l left) bool {
@@ -57,7 +57,7 @@ func (s *leavingSet) sweep() {
 	})
 	s.mu.Unlock()
 	e := Running()
-	if e == nil || len(due) == 0 {
+	if e == nil || len(due.at) == 0 {
 		return
 	}
 	if n := e.closeUnbound(due); n > 0 {
@@ -136,6 +136,24 @@ func (s *drainSet) revive(key endpointKey) *endpoint {
 	delete(s.drains, key)
 	close(d.over)
 	return d.ep
+}
+
+// yield closes what drains on the address of ep with other options. Both have
+// sockets there, and the kernel would give the old ones part of the new clients.
+func (s *drainSet) yield(ep *endpoint) {
+	s.mu.Lock()
+	var same []*drain
+	for key, d := range s.drains {
+		if key.Bind == ep.key.Bind && key.any == ep.key.any {
+			same = append(same, d)
+			delete(s.drains, key)
+		}
+	}
+	s.mu.Unlock()
+	for _, d := range same {
+		close(d.over)
+		d.ep.closeUDP(relay.Drain)
+	}
 }
 
 func (s *drainSet) closeAll(why relay.Reason) {

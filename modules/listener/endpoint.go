@@ -87,10 +87,17 @@ func giveEndpoint(ep *endpoint) error {
 
 func (ep *endpoint) push(v *view) {
 	ep.mu.Lock()
-	defer ep.mu.Unlock()
 	ep.views = append(ep.views, v)
 	ep.view.Store(v)
-	ep.once.Do(func() { close(ep.ready) })
+	first := false
+	ep.once.Do(func() {
+		close(ep.ready)
+		first = true
+	})
+	ep.mu.Unlock()
+	if first { // without the lock, for which a worker may wait
+		draining.yield(ep)
+	}
 }
 
 func (ep *endpoint) remove(v *view) {
@@ -105,6 +112,19 @@ func (ep *endpoint) remove(v *view) {
 	if ep.udp != nil { // what a TCP socket still has queued goes to v
 		ep.view.Store(nil)
 	}
+}
+
+// listener is the name of the listener that has the endpoint, or had it last.
+func (ep *endpoint) listener() string {
+	ep.mu.Lock()
+	defer ep.mu.Unlock()
+	switch {
+	case len(ep.views) > 0:
+		return ep.views[len(ep.views)-1].name
+	case ep.last != nil:
+		return ep.last.name
+	}
+	return ""
 }
 
 // addr is the bound address, with the port the kernel chose for port 0.
@@ -129,7 +149,7 @@ func (ep *endpoint) Destruct() error {
 		if last != nil {
 			leaving.add(ep, last.grace)
 		}
-	case last != nil && ep.udp.Sessions() > 0:
+	case last != nil && ep.udp.Sessions() > 0 && !bound.replaced(ep):
 		draining.begin(ep, last)
 	default:
 		ep.closeUDP(relay.Drain)

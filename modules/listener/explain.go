@@ -98,6 +98,8 @@ const (
 	EndRefused  = "refused"  // the process is stopping
 	EndNetwork  = "network"  // a server on wayhouse/NAME gets it
 	EndError    = "error"    // a matcher fails
+
+	EndOutside = "outside_prefix" // the listener does not serve the address
 )
 
 // Step is one thing that was looked at. Which fields it has depends on Kind.
@@ -179,7 +181,7 @@ func (l *Listener) fill(q *Question) error {
 		q.Local = of[0]
 		return nil
 	}
-	if !slices.ContainsFunc(of, func(a netip.AddrPort) bool {
+	if !l.Transparent && !slices.ContainsFunc(of, func(a netip.AddrPort) bool {
 		return a.Port() == q.Local.Port() && (a.Addr() == q.Local.Addr().Unmap() || a.Addr().IsUnspecified())
 	}) {
 		return &ErrQuestion{fmt.Sprintf("dst: the listener %s does not listen on %s/%s", l.name, network(q.UDP), q.Local)}
@@ -210,6 +212,10 @@ func (t *trace) run() {
 	}()
 	if t.v.refusing.Load() {
 		t.end(Outcome{What: EndRefused, Reason: "the process is stopping"})
+		return
+	}
+	if t.v.outside(t.q.Local) {
+		t.end(Outcome{What: EndOutside, Reason: fmt.Sprintf("%s is not in the prefix %s", t.q.Local.Addr(), t.v.prefix)})
 		return
 	}
 	if !t.limits() {

@@ -16,7 +16,9 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/mholt/caddy-l4/layer4"
 	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
 
+	"github.com/wayhouse-proxy/wayhouse/internal/cidr"
 	"github.com/wayhouse-proxy/wayhouse/internal/relay"
 	"github.com/wayhouse-proxy/wayhouse/internal/relay/tcprelay"
 	"github.com/wayhouse-proxy/wayhouse/internal/relay/udprelay"
@@ -36,6 +38,21 @@ type Listener struct {
 	// At least one is needed.
 	Bind []string `json:"bind,omitempty"`
 
+	// The network that is routed to this host and whose addresses are served, as
+	// in 2001:db8:ace:1::/64. What arrives for others is dropped and counted. Every
+	// address to listen on must be the wildcard of its family, one port each for
+	// TCP and UDP. Placeholders are replaced at load. Default: none, whatever arrives.
+	Prefix string `json:"prefix,omitempty"`
+
+	// Bind addresses that this host does not have, or does not have yet. Refused
+	// beside prefix. Default: false.
+	FreeBind bool `json:"freebind,omitempty"`
+
+	// Serve what TPROXY rules redirect here, for any address and port, and bind
+	// the sockets to backends to the client's address and port. Needs
+	// CAP_NET_ADMIN or CAP_NET_RAW. Refused beside prefix. Default: false.
+	Transparent bool `json:"transparent,omitempty"`
+
 	// How long and how far first bytes are looked at for routes that ask.
 	Peek Peek `json:"peek,omitzero"`
 
@@ -53,6 +70,7 @@ type Listener struct {
 	name   string
 	path   string // config path, for errors
 	binds  []Bind
+	prefix netip.Prefix // of Prefix
 	logger *zap.Logger
 	stats  *flow.Listener
 	limits *Limits
@@ -209,6 +227,12 @@ func (l *Listener) Provision(ctx caddy.Context, name string, binds Binds, limits
 		}
 		l.binds = append(l.binds, parsed...)
 	}
+	if l.Prefix != "" {
+		var err error
+		if l.prefix, err = cidr.Parse(repl.ReplaceAll(l.Prefix, "")); err != nil {
+			return fmt.Errorf("%s.prefix: %w", l.path, err)
+		}
+	}
 	l.peek = l.Peek.budget()
 	for i, r := range l.Routes {
 		if r == nil {
@@ -236,6 +260,9 @@ const hintHandler = "layer4.handlers.route_hint"
 
 // Validate checks what Provision has left.
 func (l *Listener) Validate() error {
+	if err := l.checkAddresses(); err != nil {
+		return fmt.Errorf("%s.%w", l.path, err)
+	}
 	switch {
 	case l.peek.Timeout <= 0:
 		return fmt.Errorf("%s.peek.timeout: %v is not above zero; leave it out for %v", l.path, l.peek.Timeout, defaultPeekTimeout)
@@ -381,7 +408,7 @@ func (l *Listener) Name() string { return l.name }
 func (l *Listener) Open(e *Engines, all Binds) error {
 	l.view.attach(e)
 	for i, b := range l.binds {
-		key := endpointKey{Bind: b}
+		key := endpointKey{Bind: b, Options: l.options()}
 		if b.Addr.Port() == 0 {
 			key.any = fmt.Sprintf("%s %d", l.name, i)
 		}
@@ -389,6 +416,9 @@ func (l *Listener) Open(e *Engines, all Binds) error {
 		if err != nil {
 			l.stats.BindFailures.Inc()
 			l.giveBack()
+			if l.Transparent && errors.Is(err, unix.EPERM) {
+				return fmt.Errorf("%s.transparent: %s: %w", l.path, b, errNoCapability)
+			}
 			return fmt.Errorf("%s: listening on %s: %w", all[b], b, err)
 		}
 		l.taken = append(l.taken, ep)
@@ -479,6 +509,8 @@ type Place struct {
 	Route    int
 	Stats    *flow.Listener
 	Counters []relay.Counters // one for each worker
+
+	Transparent bool // sockets to backends have the client's address and port
 }
 
 // checkName keeps names usable in network addresses, paths and metrics.

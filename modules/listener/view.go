@@ -37,6 +37,9 @@ type view struct {
 	hint      Decider    // asked before the routes; nil: nobody
 	grace     time.Duration
 
+	prefix      netip.Prefix // of the addresses that are served; not valid: all
+	transparent bool
+
 	engines *Engines
 	cs      []relay.Counters  // by worker
 	places  []*Place          // by route
@@ -48,7 +51,10 @@ type view struct {
 }
 
 func newView(l *Listener, grace time.Duration) *view {
-	return &view{name: l.name, logger: l.logger, stats: l.stats, limits: l.limits, peek: l.peek, routes: l.Routes, hint: l.hint, grace: grace}
+	return &view{
+		name: l.name, logger: l.logger, stats: l.stats, limits: l.limits, peek: l.peek, routes: l.Routes, hint: l.hint, grace: grace,
+		prefix: l.prefix, transparent: l.Transparent,
+	}
 }
 
 // attach makes what depends on the engines.
@@ -56,15 +62,19 @@ func (v *view) attach(e *Engines) {
 	v.engines = e
 	v.cs = v.stats.Workers(max(e.TCP.Workers(), e.UDP.Workers()))
 	v.held = &relay.Path{Listener: v.name, Route: -1, Idle: heldIdle, Counters: v.cs, Owner: heldOwner{v.stats}}
-	v.hinted = &Place{Listener: v.name, Route: -1, Stats: v.stats, Counters: v.cs}
+	v.hinted = v.place(-1)
 	v.places = make([]*Place, len(v.routes))
 	v.dialers = make([]tcprelay.Dialer, len(v.routes))
 	for i, r := range v.routes {
-		v.places[i] = &Place{Listener: v.name, Route: i, Stats: v.stats, Counters: v.cs}
+		v.places[i] = v.place(i)
 		if r.native != nil {
 			v.dialers[i] = r.native.TCPDialer(v.places[i])
 		}
 	}
+}
+
+func (v *view) place(route int) *Place {
+	return &Place{Listener: v.name, Route: route, Stats: v.stats, Counters: v.cs, Transparent: v.transparent}
 }
 
 // straight is the route that a flow takes without a look at its bytes. known is
@@ -111,6 +121,10 @@ func (ep *endpoint) Accept(o *tcprelay.Opening) tcprelay.Decision {
 	if v.refusing.Load() {
 		return tcprelay.Refuse
 	}
+	if v.outside(o.Local) {
+		v.stats.OutsidePrefix.Inc()
+		return tcprelay.Refuse
+	}
 	if limit := v.limits.admit(v.stats, o.Client.Addr(), false); limit != "" {
 		v.stats.Blocked(limit)
 		return tcprelay.Refuse
@@ -146,6 +160,11 @@ func (ep *endpoint) early(fd int, client, local netip.AddrPort) {
 	<-ep.ready
 	v := ep.view.Load()
 	if v == nil || v.refusing.Load() {
+		unix.Close(fd)
+		return
+	}
+	if v.outside(local) {
+		v.stats.OutsidePrefix.Inc()
 		unix.Close(fd)
 		return
 	}
@@ -207,6 +226,10 @@ func (ep *endpoint) Open(o *udprelay.Opening) udprelay.Decision {
 	o.Counters = v.counters(o.Worker)
 	if v.refusing.Load() {
 		o.Reason = relay.Draining
+		return udprelay.Refuse
+	}
+	if v.outside(o.Local) {
+		o.Reason = relay.OutsidePrefix
 		return udprelay.Refuse
 	}
 	if len(v.routes) == 0 {

@@ -152,6 +152,9 @@ func (a *App) Provision(ctx caddy.Context) error {
 		}
 		l.Declare()
 	}
+	if err := listener.CheckPrefixes(a.Listeners); err != nil {
+		return err
+	}
 	return a.checkHealthNamed()
 }
 
