@@ -8,8 +8,6 @@ import (
 	"io"
 	"math/rand/v2"
 	"net"
-	"os"
-	"os/signal"
 	"strings"
 	"testing"
 	"time"
@@ -24,9 +22,6 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	ch := make(chan os.Signal, 1)
-	signal.Notify(ch, os.Interrupt) // os/signal keeps a goroutine once it was used
-	signal.Stop(ch)
 	caddy.RegisterModule(new(say))
 	testkit.Main(m)
 }

@@ -8,8 +8,6 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"os"
-	"os/signal"
 	"sync"
 	"syscall"
 	"testing"
@@ -26,14 +24,7 @@ import (
 	_ "github.com/wayhouse-proxy/wayhouse/modules/sniff/native"
 )
 
-func TestMain(m *testing.M) {
-	// The runtime's goroutine for signals, which Caddy starts, stays for good: let
-	// it be there before anything is counted.
-	c := make(chan os.Signal, 1)
-	signal.Notify(c, syscall.SIGWINCH)
-	signal.Stop(c)
-	kit.Main(m)
-}
+func TestMain(m *testing.M) { kit.Main(m) }
 
 // load runs a config until the test ends.
 func load(t *testing.T, config kit.M) {

@@ -8,11 +8,8 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
-	"os"
-	"os/signal"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -27,14 +24,7 @@ import (
 	"github.com/wayhouse-proxy/wayhouse/modules/proxy"
 )
 
-func TestMain(m *testing.M) {
-	// The runtime's goroutine for signals, which Caddy starts, stays for good: let
-	// it be there before anything is counted.
-	c := make(chan os.Signal, 1)
-	signal.Notify(c, syscall.SIGWINCH)
-	signal.Stop(c)
-	kit.Main(m)
-}
+func TestMain(m *testing.M) { kit.Main(m) }
 
 // load runs a config until the test ends and returns the URL of its admin API.
 func load(t *testing.T, config kit.M) string {

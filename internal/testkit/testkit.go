@@ -8,8 +8,10 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"os/signal"
 	"runtime"
 	"runtime/pprof"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -90,12 +92,21 @@ func Main(m *testing.M) {
 	if code, done := inOwnNetwork(); done {
 		os.Exit(code)
 	}
+	settleSignals()
 	files, goroutines := openFiles(os.Getpid()), runtime.NumGoroutine()
 	code := m.Run()
 	if code == 0 && !fuzzing() && !left(files, goroutines) {
 		code = 1
 	}
 	os.Exit(code)
+}
+
+// settleSignals has os/signal start the goroutine that it keeps for good, which
+// a test that runs Caddy would otherwise seem to leave.
+func settleSignals() {
+	ch := make(chan os.Signal, 1)
+	signal.Notify(ch, syscall.SIGWINCH)
+	signal.Stop(ch)
 }
 
 // fuzzing reports whether the run was for fuzzing: that leaves goroutines of

@@ -2,10 +2,7 @@ package lint_test
 
 import (
 	"fmt"
-	"os"
-	"os/signal"
 	"strings"
-	"syscall"
 	"testing"
 
 	_ "github.com/wayhouse-proxy/wayhouse"
@@ -13,14 +10,7 @@ import (
 	"github.com/wayhouse-proxy/wayhouse/modules/lint"
 )
 
-func TestMain(m *testing.M) {
-	// The runtime's goroutine for signals, which Caddy starts, stays for good: let
-	// it be there before anything is counted.
-	c := make(chan os.Signal, 1)
-	signal.Notify(c, syscall.SIGWINCH)
-	signal.Stop(c)
-	testkit.Main(m)
-}
+func TestMain(m *testing.M) { testkit.Main(m) }
 
 const (
 	poolA = `"a": {"targets": ["10.0.0.1:1"], "health": {"check": "none"}}`

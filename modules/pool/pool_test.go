@@ -16,6 +16,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/wayhouse-proxy/wayhouse/internal/relay"
+	"github.com/wayhouse-proxy/wayhouse/internal/testkit"
 	"github.com/wayhouse-proxy/wayhouse/modules/balancer"
 	"github.com/wayhouse-proxy/wayhouse/modules/health"
 )
@@ -483,7 +484,7 @@ func TestPickDoesNotAllocate(t *testing.T) {
 					b.Release()
 				}
 			})
-			if n != 0 && !raceEnabled {
+			if n != 0 && !testkit.Race {
 				t.Errorf("%s, %s: %v allocations", policy, name, n)
 			}
 		}
