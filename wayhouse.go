@@ -20,6 +20,7 @@ import (
 	_ "github.com/wayhouse-proxy/wayhouse/matchers/ticket"
 	_ "github.com/wayhouse-proxy/wayhouse/modules/adminapi"
 	_ "github.com/wayhouse-proxy/wayhouse/modules/balancer"
+	_ "github.com/wayhouse-proxy/wayhouse/modules/filter"
 	_ "github.com/wayhouse-proxy/wayhouse/modules/health"
 	_ "github.com/wayhouse-proxy/wayhouse/modules/lint"
 	_ "github.com/wayhouse-proxy/wayhouse/modules/proxy"

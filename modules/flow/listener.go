@@ -39,7 +39,7 @@ type Listener struct {
 	closed       [2][relay.NumReasons]atomic.Uint64 // TCP, UDP
 
 	workers atomic.Pointer[[]relay.Counters]
-	blocked atomic.Pointer[map[string]prometheus.Counter] // by filter; the map is not changed
+	rules   atomic.Pointer[map[string]*Rule] // by name; the map is not changed
 
 	companions atomic.Pointer[companions] // nil: nobody follows this listener
 
@@ -171,30 +171,6 @@ func (l *Listener) active(udp bool) *atomic.Int64 {
 		return &l.Sessions
 	}
 	return &l.Conns
-}
-
-// Blocked counts a flow that a filter or a limit has turned away.
-func (l *Listener) Blocked(filter string) {
-	if m := l.blocked.Load(); m != nil {
-		if c := (*m)[filter]; c != nil {
-			c.Inc()
-			return
-		}
-	}
-	l.countBlocked(filter).Inc()
-}
-
-// countBlocked makes the counter of a filter.
-func (l *Listener) countBlocked(filter string) prometheus.Counter {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	more := make(map[string]prometheus.Counter)
-	if m := l.blocked.Load(); m != nil {
-		maps.Copy(more, *m)
-	}
-	more[filter] = blocked.WithLabelValues(l.Name, filter)
-	l.blocked.Store(&more)
-	return more[filter]
 }
 
 // each calls f with every counter set of the listener, those of engines that

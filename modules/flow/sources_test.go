@@ -185,13 +185,14 @@ func TestCountingAllocatesNothing(t *testing.T) {
 	client := netip.MustParseAddrPort("203.0.113.7:1")
 	l.Open(true, client.Addr(), Bounds{}) // and stays, as its maps do
 	info := &relay.Info{ID: relay.MakeID(true, 0, 1, 1), Client: client, PacketsS2C: 1}
-	l.Blocked("acl")
+	l.Rule("acl").Tell()
 	if n := testing.AllocsPerRun(1000, func() {
 		if l.Open(true, client.Addr(), Bounds{PerIP: 5}) == Room {
 			l.Closed(info, relay.ClientClose)
 		}
 		l.Open(true, client.Addr(), Bounds{PerIP: 1})
-		l.Blocked("acl")
+		l.Rule("acl").Count()
+		l.Rule("acl").Tell()
 		Returning(client.Addr())
 	}); n != 0 {
 		t.Errorf("%v allocations", n)

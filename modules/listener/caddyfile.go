@@ -10,6 +10,7 @@ import (
 
 	"github.com/wayhouse-proxy/wayhouse/internal/caddyopt"
 	"github.com/wayhouse-proxy/wayhouse/internal/suggest"
+	"github.com/wayhouse-proxy/wayhouse/modules/filter"
 )
 
 // UnmarshalCaddyfile sets up the listener from Caddyfile tokens; d stands at
@@ -23,6 +24,9 @@ import (
 //		peek_max_bytes <number>
 //		on_undecided   refuse|next
 //		route_hint
+//		filter <kind> {
+//			...
+//		}
 //		@<name> <matcher> [<arguments...>]
 //		@<name> {
 //			<matcher> [<arguments...>]
@@ -44,6 +48,7 @@ func (l *Listener) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		"peek_max_bytes": caddyopt.Ptr(&l.Peek.MaxBytes, caddyopt.Int),
 		"on_undecided":   caddyopt.Enum(&l.Peek.OnUndecided, onUndecidedRefuse, onUndecidedNext),
 		"route_hint":     caddyopt.Word(&l.RouteHint),
+		"filter":         caddyopt.Many(caddyopt.Func(l.unmarshalFilter)),
 		"@":              caddyopt.Func(segments.matcher),
 		"route":          caddyopt.Many(caddyopt.Func(segments.route)),
 	})
@@ -51,6 +56,12 @@ func (l *Listener) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		return err
 	}
 	l.Routes, err = segments.parse()
+	return err
+}
+
+func (l *Listener) unmarshalFilter(d *caddyfile.Dispenser) error {
+	raw, err := filter.UnmarshalCaddyfile(d)
+	l.FiltersRaw = append(l.FiltersRaw, raw)
 	return err
 }
 

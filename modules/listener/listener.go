@@ -22,6 +22,7 @@ import (
 	"github.com/wayhouse-proxy/wayhouse/internal/relay"
 	"github.com/wayhouse-proxy/wayhouse/internal/relay/tcprelay"
 	"github.com/wayhouse-proxy/wayhouse/internal/relay/udprelay"
+	"github.com/wayhouse-proxy/wayhouse/modules/filter"
 	"github.com/wayhouse-proxy/wayhouse/modules/flow"
 	"github.com/wayhouse-proxy/wayhouse/modules/sniff"
 )
@@ -37,6 +38,11 @@ type Listener struct {
 	// address that another listener binds, a range that runs backwards.
 	// At least one is needed.
 	Bind []string `json:"bind,omitempty"`
+
+	// Who gets in: filters, asked in this order before anything is kept of a new
+	// connection or session. The first that refuses it is the last that is asked.
+	// Default: none, everybody gets in.
+	FiltersRaw []json.RawMessage `json:"filters,omitempty" caddy:"namespace=wayhouse.filters inline_key=filter"`
 
 	// The network that is routed to this host and whose addresses are served, as
 	// in 2001:db8:ace:1::/64. What arrives for others is dropped and counted. Every
@@ -67,17 +73,19 @@ type Listener struct {
 	// by POST /route-hint goes to the pool it names. Default: false.
 	RouteHint bool `json:"route_hint,omitempty"`
 
-	name   string
-	path   string // config path, for errors
-	binds  []Bind
-	prefix netip.Prefix // of Prefix
-	logger *zap.Logger
-	stats  *flow.Listener
-	limits *Limits
-	peek   budget
-	hint   Decider // of RouteHint
-	view   *view
+	name    string
+	path    string // config path, for errors
+	binds   []Bind
+	prefix  netip.Prefix // of Prefix
+	logger  *zap.Logger
+	stats   *flow.Listener
+	limits  *Limits
+	filters *filter.Chain
+	peek    budget
+	hint    Decider // of RouteHint
+	view    *view
 
+	begun    bool                   // by Begin
 	declared bool                   // by Declare
 	taken    []*endpoint            // by Open
 	bound    atomic.Pointer[[]Bind] // where Open has bound them, for whoever asks
@@ -161,21 +169,6 @@ func (l *Limits) max(udp bool) int64 {
 	return *n
 }
 
-// admit counts a new flow in, or says which limit is in its way.
-func (l *Limits) admit(stats *flow.Listener, client netip.Addr, udp bool) (limit string) {
-	if stats.Open(udp, client, flow.Bounds{Process: l.max(udp)}) != flow.Room {
-		if udp {
-			return "max_udp"
-		}
-		return "max_conn"
-	}
-	if l.MaxNewSessionsPerSec != nil && !newSessions.Take(*l.MaxNewSessionsPerSec, *l.MaxNewSessionsPerSec) {
-		stats.Abandoned(udp, client)
-		return "max_new_rate"
-	}
-	return ""
-}
-
 // Default values of Peek, and the most bytes caddy-l4's matchers look at.
 const (
 	defaultPeekTimeout  = 250 * time.Millisecond
@@ -226,6 +219,10 @@ func (l *Listener) Provision(ctx caddy.Context, name string, binds Binds, limits
 			return err
 		}
 		l.binds = append(l.binds, parsed...)
+	}
+	var err error
+	if l.filters, err = filter.Load(ctx, name, l.FiltersRaw); err != nil {
+		return fmt.Errorf("%s.%w", l.path, err)
 	}
 	if l.Prefix != "" {
 		var err error
@@ -401,6 +398,23 @@ func (l *Listener) Bound() []Bind {
 
 // Name is the listener's name.
 func (l *Listener) Name() string { return l.name }
+
+// Begin starts the filters, which may wait some seconds for what they need.
+func (l *Listener) Begin() error {
+	if err := l.filters.Start(); err != nil {
+		return fmt.Errorf("%s.%w", l.path, err)
+	}
+	l.begun = true
+	return nil
+}
+
+// End undoes Begin.
+func (l *Listener) End() {
+	if l.begun {
+		l.begun = false
+		l.filters.Stop()
+	}
+}
 
 // Open binds the addresses, or takes them over from the config before, without
 // changing what their flows and clients see: that is Serve's. After an error

@@ -12,6 +12,7 @@ import (
 	"github.com/wayhouse-proxy/wayhouse/internal/relay"
 	"github.com/wayhouse-proxy/wayhouse/internal/relay/tcprelay"
 	"github.com/wayhouse-proxy/wayhouse/internal/relay/udprelay"
+	"github.com/wayhouse-proxy/wayhouse/modules/filter"
 	"github.com/wayhouse-proxy/wayhouse/modules/flow"
 	"github.com/wayhouse-proxy/wayhouse/modules/sniff"
 )
@@ -30,6 +31,7 @@ type view struct {
 	logger    *zap.Logger
 	stats     *flow.Listener
 	limits    *Limits
+	filters   *filter.Chain
 	peek      budget
 	routes    []*Route
 	plan      sniff.Plan // the sniffers that routes ask, in order
@@ -52,7 +54,7 @@ type view struct {
 
 func newView(l *Listener, grace time.Duration) *view {
 	return &view{
-		name: l.name, logger: l.logger, stats: l.stats, limits: l.limits, peek: l.peek, routes: l.Routes, hint: l.hint, grace: grace,
+		name: l.name, logger: l.logger, stats: l.stats, limits: l.limits, filters: l.filters, peek: l.peek, routes: l.Routes, hint: l.hint, grace: grace,
 		prefix: l.prefix, transparent: l.Transparent,
 	}
 }
@@ -118,15 +120,11 @@ func (ep *endpoint) Accept(o *tcprelay.Opening) tcprelay.Decision {
 		go ep.early(o.FD, o.Client, o.Local)
 		return tcprelay.Take
 	}
-	if v.refusing.Load() {
-		return tcprelay.Refuse
-	}
 	if v.outside(o.Local) {
 		v.stats.OutsidePrefix.Inc()
 		return tcprelay.Refuse
 	}
-	if limit := v.limits.admit(v.stats, o.Client.Addr(), false); limit != "" {
-		v.stats.Blocked(limit)
+	if v.admit(o.Client, o.Local, false) != "" {
 		return tcprelay.Refuse
 	}
 	d, done := tcprelay.Refuse, false
@@ -159,17 +157,12 @@ func (ep *endpoint) Accept(o *tcprelay.Opening) tcprelay.Decision {
 func (ep *endpoint) early(fd int, client, local netip.AddrPort) {
 	<-ep.ready
 	v := ep.view.Load()
-	if v == nil || v.refusing.Load() {
-		unix.Close(fd)
-		return
-	}
-	if v.outside(local) {
+	if v != nil && v.outside(local) {
 		v.stats.OutsidePrefix.Inc()
 		unix.Close(fd)
 		return
 	}
-	if limit := v.limits.admit(v.stats, client.Addr(), false); limit != "" {
-		v.stats.Blocked(limit)
+	if v == nil || v.admit(client, local, false) != "" {
 		unix.Close(fd)
 		return
 	}
@@ -238,9 +231,8 @@ func (ep *endpoint) Open(o *udprelay.Opening) udprelay.Decision {
 	if o.From != nil {
 		return v.rehome(o)
 	}
-	if limit := v.limits.admit(v.stats, o.Client.Addr(), true); limit != "" {
-		v.stats.Blocked(limit)
-		o.Reason = relay.Filtered
+	if rule := v.admit(o.Client, o.Local, true); rule != "" {
+		o.Reason = dropOf(rule)
 		return udprelay.Refuse
 	}
 	d, done := udprelay.Refuse, false

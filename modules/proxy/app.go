@@ -279,12 +279,16 @@ func (a *App) Start() (err error) {
 	}
 	var opened []*listener.Listener
 	var running []*pool.Pool
+	var begun []*listener.Listener
 	defer func() {
 		if err == nil {
 			return
 		}
 		for _, l := range opened {
 			err = errors.Join(err, l.Close())
+		}
+		for _, l := range begun {
+			l.End()
 		}
 		for _, p := range running {
 			p.Stop()
@@ -296,6 +300,9 @@ func (a *App) Start() (err error) {
 		a.logger.Warn("the number of workers changes with the next start of the process", zap.Int("running", got), zap.Int("configured", workers))
 	}
 	if running, err = a.startPools(); err != nil { // may wait for DNS, with nothing bound yet
+		return err
+	}
+	if begun, err = a.beginListeners(); err != nil { // may wait for lists
 		return err
 	}
 	for _, name := range slices.Sorted(maps.Keys(a.Listeners)) {
@@ -335,6 +342,27 @@ func (a *App) startPools() (running []*pool.Pool, err error) {
 	return running, err
 }
 
+// beginListeners begins with all listeners at once, and returns those that it
+// did with.
+func (a *App) beginListeners() (begun []*listener.Listener, err error) {
+	var wg sync.WaitGroup
+	var mu sync.Mutex // guards begun and err
+	for _, l := range a.Listeners {
+		wg.Go(func() {
+			lerr := l.Begin()
+			mu.Lock()
+			defer mu.Unlock()
+			if lerr != nil {
+				err = errors.Join(err, lerr)
+				return
+			}
+			begun = append(begun, l)
+		})
+	}
+	wg.Wait()
+	return begun, err
+}
+
 // Stop ends what Start began. Flows live on: on a reload under the config that
 // has started meanwhile, at the end of the process until they end or the grace
 // has passed.
@@ -349,6 +377,7 @@ func (a *App) Stop() error {
 	var errs []error
 	for _, l := range a.Listeners {
 		errs = append(errs, l.Close())
+		l.End()
 	}
 	for _, p := range a.pools {
 		p.Stop()
