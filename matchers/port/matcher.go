@@ -2,12 +2,8 @@
 package port
 
 import (
-	"encoding/json"
 	"errors"
-	"fmt"
 	"net/netip"
-	"strconv"
-	"strings"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
@@ -15,6 +11,7 @@ import (
 
 	"github.com/wayhouse-proxy/wayhouse/internal/caddyopt"
 	"github.com/wayhouse-proxy/wayhouse/internal/flowaddr"
+	"github.com/wayhouse-proxy/wayhouse/internal/portrange"
 	"github.com/wayhouse-proxy/wayhouse/modules/listener"
 )
 
@@ -24,52 +21,9 @@ func init() { caddy.RegisterModule(new(Matcher)) }
 type Matcher struct {
 	// Ports, such as 30001, and ranges, such as "30002-30010". At least one is
 	// needed.
-	Ports []Range `json:"ports,omitempty"`
+	Ports []portrange.Range `json:"ports,omitempty"`
 
 	set [1 << 16 / 64]uint64 // a bit for each port
-}
-
-// Range is a port or several in a row, in JSON a number or a string.
-type Range struct{ First, Last uint16 }
-
-// ParseRange reads a port or a range of ports.
-func ParseRange(s string) (Range, error) {
-	first, last, ranged := strings.Cut(s, "-")
-	if !ranged {
-		last = first
-	}
-	lo, err := strconv.ParseUint(first, 10, 16)
-	if err != nil || lo == 0 {
-		return Range{}, fmt.Errorf("%q is neither a port from 1 to 65535 nor a range such as 30000-30099", s)
-	}
-	hi, err := strconv.ParseUint(last, 10, 16)
-	if err != nil {
-		return Range{}, fmt.Errorf("%q is neither a port from 1 to 65535 nor a range such as 30000-30099", s)
-	}
-	if hi < lo {
-		return Range{}, fmt.Errorf("%q runs backwards: %s-%s is the range", s, last, first)
-	}
-	return Range{uint16(lo), uint16(hi)}, nil
-}
-
-// UnmarshalJSON reads a number or a string.
-func (r *Range) UnmarshalJSON(b []byte) (err error) {
-	s := string(b)
-	if len(b) > 0 && b[0] == '"' {
-		if err := json.Unmarshal(b, &s); err != nil {
-			return err
-		}
-	}
-	*r, err = ParseRange(s)
-	return err
-}
-
-// MarshalJSON writes a number for one port and a string for several.
-func (r Range) MarshalJSON() ([]byte, error) {
-	if r.First == r.Last {
-		return json.Marshal(r.First)
-	}
-	return json.Marshal(fmt.Sprintf("%d-%d", r.First, r.Last))
 }
 
 // CaddyModule returns the Caddy module information.
@@ -119,7 +73,7 @@ func (m *Matcher) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		return err
 	}
 	for _, p := range ports {
-		r, err := ParseRange(p)
+		r, err := portrange.Parse(p)
 		if err != nil {
 			return d.Errf("port: %v", err)
 		}
