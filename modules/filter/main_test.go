@@ -22,13 +22,17 @@ func chain(t testing.TB, filters string) (*Chain, error) {
 
 func chainOf(t testing.TB, parent caddy.Context, filters string) (*Chain, error) {
 	t.Helper()
-	var raws []json.RawMessage
+	ctx, cancel := caddy.NewContext(parent)
+	t.Cleanup(cancel)
+	return Load(ctx, t.Name(), rawList(t, filters))
+}
+
+func rawList(t testing.TB, filters string) (raws []json.RawMessage) {
+	t.Helper()
 	if err := json.Unmarshal([]byte(filters), &raws); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := caddy.NewContext(parent)
-	t.Cleanup(cancel)
-	return Load(ctx, t.Name(), raws)
+	return raws
 }
 
 func mustChain(t testing.TB, filters string) *Chain {
