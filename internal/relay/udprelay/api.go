@@ -63,9 +63,9 @@ type Opening struct {
 	Path *relay.Path // set by Open for Forward
 	FD   int         // set by Open for Forward: a connected, non-blocking socket
 
-	// Prefix may be set by Open for Forward: it is put in front of the session's
-	// first datagram, such as a PROXY protocol header. The engine copies it.
-	Prefix []byte
+	// Host may be set by Open for Forward: the host that the client has named, for
+	// the header that Path.Proxy wants. The engine copies it.
+	Host []byte
 
 	w    *worker
 	sock *socket

@@ -44,10 +44,15 @@ func (w *worker) answer(slot uint32, s *session, ev unix.EpollEvent) {
 			w.drop(s.path, relay.ReplySend, datagrams(p, seg))
 			continue
 		}
+		if s.flags&heading != 0 {
+			w.unhead(slot, s, p, seg)
+			continue
+		}
 		w.toClient(slot, s, p, seg)
 	}
 	if s.flags&answered == 0 {
 		s.flags |= answered
+		w.stopHeading(s)
 		if path := w.paths[s.path].path; path.Owner != nil {
 			path.Owner.Answered(path)
 		}
@@ -61,7 +66,7 @@ func (w *worker) toClient(slot uint32, s *session, p []byte, seg int) {
 		seg = len(p)
 	}
 	gso := w.offload.gso && (s.gso == 0 || seg < int(s.gso))
-	if gso && w.down.join(slot, p, seg, s.gso) {
+	if gso && w.down.join(slot, nil, p, seg, s.gso) {
 		return
 	}
 	for len(p) > seg && !gso {
@@ -73,9 +78,9 @@ func (w *worker) toClient(slot uint32, s *session, p []byte, seg int) {
 
 func (w *worker) addDown(slot uint32, s *session, p []byte, seg int, gso bool) {
 	d := w.down
-	if !d.add(slot, p, seg, gso) {
+	if !d.add(slot, nil, p, seg, gso) {
 		w.sendDown()
-		d.add(slot, p, seg, gso)
+		d.add(slot, nil, p, seg, gso)
 	}
 	i := d.n - 1
 	h := &d.hdrs[i].hdr
@@ -93,7 +98,7 @@ func (w *worker) sendDown() {
 		sent, errno := d.send(w.downSo.fd, i)
 		for ; sent > 0; sent-- {
 			m := &d.meta[i]
-			w.sentDown(w.slab.at(m.slot), m.segs, m.bytes)
+			w.sentDown(w.slab.at(m.slot), m.segs, m.payload())
 			i++
 		}
 		if i == d.n || errno == 0 {

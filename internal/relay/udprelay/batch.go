@@ -169,10 +169,13 @@ type message struct {
 	seg   int // size of the datagrams, the last may be shorter
 	segs  int
 	bytes int
+	head  int  // of seg, what stands in front of each: in a buffer of its own, and not counted
 	iovs  int  // buffers
 	info  int  // length of the control messages without UDP_SEGMENT
 	open  bool // more datagrams may join
 }
+
+func (m *message) payload() int { return m.bytes - m.segs*m.head }
 
 // sender collects what goes out by one system call. It refers to the buffers
 // given to it until it is emptied.
@@ -189,48 +192,70 @@ type sender struct {
 
 // join adds datagrams to the last message if that is a run of this session
 // they fit. seg is their size, the last may be shorter. limit is the size from
-// which on the kernel cannot segment, or 0.
-func (o *sender) join(slot uint32, p []byte, seg int, limit uint16) bool {
-	if o.n == 0 || o.iovs == maxIovs {
+// which on the kernel cannot segment, or 0. head goes in front of each, and is
+// the same for all of a run.
+func (o *sender) join(slot uint32, head, p []byte, seg int, limit uint16) bool {
+	if o.n == 0 {
 		return false
 	}
 	m := &o.meta[o.n-1]
-	if !m.open || m.slot != slot || len(p) == 0 || seg > m.seg || (seg < m.seg && seg != len(p)) ||
-		m.bytes+len(p) > maxBytes || (limit != 0 && m.seg >= int(limit)) {
+	full := m.seg - m.head // of a datagram without its head
+	if !m.open || m.slot != slot || m.head != len(head) || len(p) == 0 || seg > full || (seg < full && seg != len(p)) ||
+		(limit != 0 && m.seg >= int(limit)) {
 		return false
 	}
-	segs := 1
-	if len(p) > seg {
-		segs = (len(p) + seg - 1) / seg
-	}
-	if m.segs+segs > maxSegs {
+	segs := datagrams(p, seg)
+	if m.segs+segs > maxSegs || m.bytes+len(p)+segs*len(head) > maxBytes || !o.room(segs, head) {
 		return false
 	}
-	o.buffer(p)
-	m.iovs++
+	m.iovs += o.buffers(head, p, seg)
 	m.segs += segs
-	m.bytes += len(p)
-	m.open = len(p)%m.seg == 0
+	m.bytes += len(p) + segs*len(head)
+	m.open = len(p)%full == 0
 	return true
+}
+
+// room reports whether there are buffers for that many datagrams.
+func (o *sender) room(segs int, head []byte) bool {
+	if len(head) > 0 {
+		return o.iovs+2*segs <= maxIovs
+	}
+	return o.iovs < maxIovs
+}
+
+// buffers adds those of datagrams and returns how many that are.
+func (o *sender) buffers(head, p []byte, seg int) int {
+	if len(head) == 0 {
+		o.buffer(p)
+		return 1
+	}
+	for from := o.iovs; ; {
+		n := min(seg, len(p))
+		o.buffer(head)
+		o.buffer(p[:n])
+		if p = p[n:]; len(p) == 0 {
+			return o.iovs - from
+		}
+	}
 }
 
 // add starts a message; without room it reports false. With gso, datagrams
 // of the same size may join.
-func (o *sender) add(slot uint32, p []byte, seg int, gso bool) bool {
-	if o.n == maxMsgs || o.iovs == maxIovs {
+func (o *sender) add(slot uint32, head, p []byte, seg int, gso bool) bool {
+	segs := datagrams(p, seg)
+	if o.n == maxMsgs || !o.room(segs, head) {
 		return false
-	}
-	segs := 1
-	if seg > 0 && len(p) > seg {
-		segs = (len(p) + seg - 1) / seg
 	}
 	h := &o.hdrs[o.n].hdr
 	h.Iov = &o.bufs[o.iovs]
-	o.buffer(p)
+	iovs := o.buffers(head, p, seg)
 	h.Name, h.Namelen = nil, 0
 	h.Control = nil
 	h.SetControllen(0)
-	o.meta[o.n] = message{slot: slot, seg: seg, segs: segs, bytes: len(p), iovs: 1, open: gso && seg > 0 && len(p)%seg == 0}
+	o.meta[o.n] = message{
+		slot: slot, seg: len(head) + seg, segs: segs, bytes: len(p) + segs*len(head), head: len(head), iovs: iovs,
+		open: gso && seg > 0 && len(p)%seg == 0,
+	}
 	o.n++
 	return true
 }
@@ -280,17 +305,32 @@ func (o *sender) send(fd, i int) (int, unix.Errno) {
 }
 
 // singly sends the datagrams of message i one by one. The ones the kernel
-// refuses are missing from the result; errno is why.
+// refuses are missing from the result, in which heads do not count; errno is
+// why.
 func (o *sender) singly(fd, i int) (segs, bytes int, errno unix.Errno) {
 	m := &o.meta[i]
 	o.one = o.hdrs[i].hdr
-	o.one.Iov = &o.oneBuf
-	o.one.SetIovlen(1)
 	if m.info == 0 {
 		o.one.Control = nil
 	}
 	o.one.SetControllen(m.info)
-	for _, b := range unsafe.Slice(o.hdrs[i].hdr.Iov, m.iovs) {
+	bufs := unsafe.Slice(o.hdrs[i].hdr.Iov, m.iovs)
+	if m.head > 0 { // a head and a datagram in turn
+		o.one.SetIovlen(2)
+		for k := 0; k < len(bufs); k += 2 {
+			o.one.Iov = &bufs[k]
+			if e := sendmsg(fd, &o.one); e != 0 {
+				errno = e
+			} else {
+				segs++
+				bytes += int(bufs[k+1].Len)
+			}
+		}
+		return segs, bytes, errno
+	}
+	o.one.Iov = &o.oneBuf
+	o.one.SetIovlen(1)
+	for _, b := range bufs {
 		p := unsafe.Slice(b.Base, int(b.Len))
 		for len(p) > 0 {
 			n := min(m.seg, len(p))

@@ -11,10 +11,12 @@ import (
 // FuzzSender: whatever is joined into messages, they are taken apart into the
 // same datagrams again, in order, and keep to the kernel's limits.
 func FuzzSender(f *testing.F) {
-	f.Add([]byte{10, 10, 10, 3, 10, 0, 0, 200, 200, 199, 201}, uint16(0))
-	f.Add(bytes.Repeat([]byte{50}, 200), uint16(40))
-	f.Add(bytes.Repeat([]byte{255}, 100), uint16(0))
-	f.Fuzz(func(t *testing.T, sizes []byte, limit uint16) {
+	f.Add([]byte{10, 10, 10, 3, 10, 0, 0, 200, 200, 199, 201}, uint16(0), uint8(0))
+	f.Add(bytes.Repeat([]byte{50}, 200), uint16(40), uint8(0))
+	f.Add(bytes.Repeat([]byte{255}, 100), uint16(0), uint8(0))
+	f.Add([]byte{10, 10, 10, 3, 10, 0, 0, 200, 200, 199, 201}, uint16(0), uint8(28))
+	f.Add(bytes.Repeat([]byte{50}, 200), uint16(0), uint8(53))
+	f.Fuzz(func(t *testing.T, sizes []byte, limit uint16, heads uint8) {
 		o := new(sender)
 		var want [][]byte
 		scale := 1
@@ -23,11 +25,15 @@ func FuzzSender(f *testing.F) {
 		}
 		for i, n := range sizes {
 			p := bytes.Repeat([]byte{byte(i)}, int(n)*scale)
-			gso := limit == 0 || len(p) < int(limit)
-			if !(gso && o.join(1, p, len(p), limit)) && !o.add(1, p, len(p), gso) {
+			var head []byte
+			if heads > 0 && int(heads)%7 != i { // one of them may do without
+				head = bytes.Repeat([]byte{'h'}, int(heads))
+			}
+			gso := limit == 0 || len(head)+len(p) < int(limit)
+			if !(gso && o.join(1, head, p, len(p), limit)) && !o.add(1, head, p, len(p), gso) {
 				break
 			}
-			want = append(want, p)
+			want = append(want, append(head, p...))
 		}
 		o.seal()
 		var got [][]byte

@@ -1,8 +1,6 @@
 package udprelay
 
 import (
-	"slices"
-
 	"golang.org/x/sys/unix"
 
 	"github.com/wayhouse-proxy/wayhouse/internal/relay"
@@ -138,15 +136,12 @@ func (w *worker) open(so *socket, k *key, hash uint64, old uint32, data []byte) 
 			w.end(o.old, relay.BackendDown)
 		}
 		slot := w.create(k, hash, o.Path)
-		o.FD = -1 // the session's now
+		w.noteHost(slot, w.slab.at(slot), o.Host)
+		o.FD, o.Host = -1, nil // the descriptor is the session's now
 		if !w.connect(slot, fd) {
 			return // counted there
 		}
 		w.in.slot, w.in.gen = slot, w.slab.at(slot).gen
-		if len(o.Prefix) > 0 {
-			data = slices.Concat(o.Prefix, data)
-			o.Prefix = nil
-		}
 		w.toBackend(slot, w.slab.at(slot), data, 0)
 	case Refuse:
 		if o.Counters != nil {
@@ -169,22 +164,28 @@ func (w *worker) toBackend(slot uint32, s *session, p []byte, seg int) {
 	if seg == 0 {
 		seg = len(p)
 	}
+	if s.flags&heading != 0 {
+		var done bool
+		if p, done = w.headed(slot, s, p, seg); done {
+			return
+		}
+	}
 	limit := w.paths[s.path].gso
 	gso := w.offload.gso && (limit == 0 || seg < int(limit))
-	if gso && w.up.join(slot, p, seg, limit) {
+	if gso && w.up.join(slot, nil, p, seg, limit) {
 		return
 	}
 	for len(p) > seg && !gso {
-		w.addUp(slot, p[:seg], seg, false)
+		w.addUp(slot, nil, p[:seg], seg, false)
 		p = p[seg:]
 	}
-	w.addUp(slot, p, seg, gso)
+	w.addUp(slot, nil, p, seg, gso)
 }
 
-func (w *worker) addUp(slot uint32, p []byte, seg int, gso bool) {
-	if !w.up.add(slot, p, seg, gso) {
+func (w *worker) addUp(slot uint32, head, p []byte, seg int, gso bool) {
+	if !w.up.add(slot, head, p, seg, gso) {
 		w.flushUp()
-		w.up.add(slot, p, seg, gso)
+		w.up.add(slot, head, p, seg, gso)
 	}
 }
 
@@ -203,7 +204,7 @@ func (w *worker) flushUp() {
 	for i, refused := 0, false; i < u.n; i++ {
 		sent, errno := u.send(fd, i)
 		for ; sent > 0; sent-- {
-			w.sentUp(s, u.meta[i].segs, u.meta[i].bytes)
+			w.sentUp(s, u.meta[i].segs, u.meta[i].payload())
 			i++
 		}
 		if i == u.n || errno == 0 {

@@ -5,7 +5,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -49,7 +48,7 @@ type Conn struct {
 	attached bool
 	path     *relay.Path
 	fd       int        // Forward's, until the worker takes it
-	prefix   []byte     // SetPrefix's
+	host     []byte     // SetHost's
 	why      relay.Drop // Reject's
 	err      error      // what Read answers in the end
 	queue    [][]byte
@@ -234,21 +233,18 @@ func (c *Conn) Forward(path *relay.Path, fd int) error {
 	return nil
 }
 
-// SetPrefix has Forward put p in front of the first datagram that it sends
-// from the queue; see Opening.Prefix. The Conn owns p from here on.
-func (c *Conn) SetPrefix(p []byte) {
+// SetHost tells Forward the host that the client has named; see Opening.Host.
+// The Conn owns it from here on.
+func (c *Conn) SetHost(host []byte) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.prefix = p
+	c.host = host
 }
 
 // adopt makes a held session one that the worker forwards.
 func (w *worker) adopt(c *Conn) {
 	c.mu.Lock()
-	path, fd, queue := c.path, c.fd, c.queue
-	if len(c.prefix) > 0 && len(queue) > 0 {
-		queue[0] = slices.Concat(c.prefix, queue[0])
-	}
+	path, fd, queue, host := c.path, c.fd, c.queue, c.host
 	c.fd = -1
 	c.endLocked(net.ErrClosed)
 	c.mu.Unlock()
@@ -261,6 +257,8 @@ func (w *worker) adopt(c *Conn) {
 	old := s.path
 	s.path = w.holdPath(path)
 	w.releasePath(old)
+	w.startHeading(s)
+	w.noteHost(slot, s, host)
 	s.bytesC2S += c.bytesC2S.Load()
 	s.bytesS2C += c.bytesS2C.Load()
 	s.packetsC2S += c.packetsC2S.Load()

@@ -30,8 +30,7 @@ func (k *key) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(k)), u
 type session struct {
 	key
 
-	flags uint8
-	_     uint8
+	flags uint16
 	gso   uint16 // datagrams to the client of this size or more cannot be segmented by the kernel; 0: not known
 
 	fd   int32  // connected to the backend; -1 while the session is held
@@ -57,6 +56,8 @@ const (
 	queued               // it is in worker.again
 	rehome               // the backend is gone: ask the acceptor with the next datagram
 	claimed              // worker.claims has it
+	heading              // a header goes in front of the next datagram to the backend; see header.go
+	noted                // worker.notes has something about it
 )
 
 const (
@@ -213,6 +214,7 @@ func (w *worker) create(k *key, hash uint64, path *relay.Path) uint32 {
 	s := w.slab.at(slot)
 	s.key, s.flags, s.fd = *k, live, -1
 	s.path = w.holdPath(path)
+	w.startHeading(s)
 	s.created, s.last = w.now, w.now
 	w.table.insert(&w.slab, slot, hash)
 	w.sessions.Add(1)
@@ -296,6 +298,9 @@ func (w *worker) end(slot uint32, why relay.Reason) {
 	w.table.remove(&w.slab, slot)
 	if s.flags&claimed != 0 {
 		w.unclaim(s)
+	}
+	if s.flags&noted != 0 {
+		delete(w.notes, slot)
 	}
 	if fd >= 0 {
 		closeFD(fd) // which takes it out of the epoll set too

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/wayhouse-proxy/wayhouse/internal/proxyproto"
 	"github.com/wayhouse-proxy/wayhouse/internal/sock"
 )
 
@@ -100,7 +101,16 @@ func TestForwardingDoesNotAllocate(t *testing.T) {
 	if raceEnabled {
 		t.Skip("the race detector allocates")
 	}
-	for name, bind := range map[string]string{"bound": "127.0.0.1:0", "wildcard": "[::]:0"} {
+	for name, tc := range map[string]struct {
+		bind string
+		form proxyproto.Form
+	}{
+		"bound":        {bind: "127.0.0.1:0"},
+		"wildcard":     {bind: "[::]:0"},
+		"until reply":  {bind: "[::]:0", form: proxyproto.Form{Version: proxyproto.V2UDP}},
+		"every header": {bind: "[::]:0", form: proxyproto.Form{Version: proxyproto.V2UDP, Mode: proxyproto.Every, UniqueID: true, CRC: true}},
+		"spp":          {bind: "[::]:0", form: proxyproto.Form{Version: proxyproto.SPP}},
+	} {
 		t.Run(name, func(t *testing.T) {
 			e := startEngine(t, 1)
 			// Both ends are raw sockets of this goroutine, so that the engine
@@ -112,8 +122,8 @@ func TestForwardingDoesNotAllocate(t *testing.T) {
 			defer unix.Close(b)
 			baddr, _ := sock.LocalAddr(b)
 			p := newPath(e, baddr, new(owner))
-			p.Idle = time.Minute
-			ep := listen(t, e, bind, forwardTo(p))
+			p.Idle, p.Proxy = time.Minute, tc.form
+			ep := listen(t, e, tc.bind, forwardTo(p))
 			c, errno := sock.DialUDP(netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), ep.Addr().Port()), netip.Addr{})
 			if errno != 0 {
 				t.Fatal(errno)

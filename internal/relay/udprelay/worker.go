@@ -10,6 +10,7 @@ import (
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
+	"github.com/wayhouse-proxy/wayhouse/internal/proxyproto"
 	"github.com/wayhouse-proxy/wayhouse/internal/relay"
 )
 
@@ -67,6 +68,7 @@ type worker struct {
 	pathIndex map[*relay.Path]uint32
 	freePaths []uint32
 	conns     map[uint32]*Conn // of held sessions
+	notes     map[uint32]*note // of sessions with the flag noted
 
 	rx      *receiver // from clients
 	in      inbox
@@ -83,6 +85,9 @@ type worker struct {
 	closed  relay.Info
 	name    unix.RawSockaddrInet6
 	event   unix.EpollEvent
+	headUp  [proxyproto.MostWritten]byte // of the session that up is for
+	about   proxyproto.Flow
+	idText  [32]byte
 
 	// shared with other goroutines
 	sessions     atomic.Int64
@@ -111,6 +116,7 @@ func newWorker(id int, log *zap.Logger, off offload, cl *claims) (_ *worker, err
 		table:     newTable(),
 		pathIndex: make(map[*relay.Path]uint32),
 		conns:     make(map[uint32]*Conn),
+		notes:     make(map[uint32]*note),
 		rx:        newReceiver(batch, true),
 		rxDown:    newReceiver(replyBufs, false),
 		up:        new(sender),

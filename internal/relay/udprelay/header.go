@@ -1,0 +1,126 @@
+package udprelay
+
+import (
+	"bytes"
+
+	"github.com/wayhouse-proxy/wayhouse/internal/proxyproto"
+	"github.com/wayhouse-proxy/wayhouse/internal/relay"
+)
+
+// The headers that backends get in front of datagrams, as the path's form has
+// it. A header is made of the session's addresses each time it is wanted, in
+// the worker's one buffer for it, and goes out beside the payload without a
+// copy of that. So a session costs no more memory for it, and once no more
+// headers are wanted, no more time.
+
+// note is what few sessions have and a session has no room for.
+type note struct {
+	host []byte // that the client has named
+}
+
+func (w *worker) noteOf(slot uint32, s *session) *note {
+	if s.flags&noted == 0 {
+		s.flags |= noted
+		w.notes[slot] = new(note)
+	}
+	return w.notes[slot]
+}
+
+// noteHost keeps the host for a session whose backend is to be told.
+func (w *worker) noteHost(slot uint32, s *session, host []byte) {
+	if len(host) > 0 && w.paths[s.path].path.Proxy.Authority {
+		w.noteOf(slot, s).host = bytes.Clone(host)
+	}
+}
+
+// startHeading is for a session that has got its path.
+func (w *worker) startHeading(s *session) {
+	if w.paths[s.path].path.Proxy.Version.UDP() {
+		s.flags |= heading
+	}
+}
+
+// stopHeading is for one whose backend has answered.
+func (w *worker) stopHeading(s *session) {
+	if f := &w.paths[s.path].path.Proxy; f.Version == proxyproto.V2UDP && f.Mode == proxyproto.UntilReply {
+		s.flags &^= heading
+	}
+}
+
+// head makes the header of a session. It is good until the next one is made.
+func (w *worker) head(slot uint32, s *session) []byte {
+	f := &w.paths[s.path].path.Proxy
+	a := &w.about
+	a.Client, a.Local, a.Host = addrPort(s.client, s.port), w.sockets[s.ep].hit(&s.key), nil
+	if s.flags&noted != 0 {
+		a.Host = w.notes[slot].host
+	}
+	if f.UniqueID {
+		a.ID = relay.MakeID(true, w.id, slot, s.gen).AppendTo(w.idText[:0])
+	}
+	return f.Append(w.headUp[:0], a)
+}
+
+// most is the largest datagram there is.
+const most = 65507
+
+// headed adds datagrams, each behind a header, to what goes to the session's
+// backend. What is left, unless that was all, needs none.
+func (w *worker) headed(slot uint32, s *session, p []byte, seg int) (rest []byte, done bool) {
+	path := &w.paths[s.path]
+	head := w.head(slot, s)
+	if len(head)+min(seg, len(p)) > most {
+		w.drop(s.path, relay.UpstreamSend, datagrams(p, seg))
+		return nil, true
+	}
+	if path.path.Proxy.Version == proxyproto.V2UDP && path.path.Proxy.Mode == proxyproto.First {
+		s.flags &^= heading
+		n := min(seg, len(p))
+		w.addUp(slot, head, p[:n], n, false)
+		return p[n:], n == len(p)
+	}
+	wire := len(head) + seg
+	gso := w.offload.gso && (path.gso == 0 || wire < int(path.gso))
+	run := seg // what one message takes of p
+	if gso {
+		run = seg * max(min(maxSegs, maxBytes/wire), 1)
+	}
+	for {
+		n := min(max(run, 1), len(p))
+		if q := p[:n]; !gso || !w.up.join(slot, head, q, seg, path.gso) {
+			w.addUp(slot, head, q, seg, gso)
+		}
+		if p = p[n:]; len(p) == 0 {
+			return nil, true
+		}
+	}
+}
+
+// unhead takes what a server says by SPP off its datagrams: they begin with the
+// same header as those to it, so that none reaches a client that it is not
+// meant for. A server that knows nothing of that answers without.
+func (w *worker) unhead(slot uint32, s *session, p []byte, seg int) {
+	if w.paths[s.path].path.Proxy.Version != proxyproto.SPP {
+		w.toClient(slot, s, p, seg)
+		return
+	}
+	head := w.head(slot, s)
+	for {
+		n := len(p)
+		if seg > 0 {
+			n = min(seg, n)
+		}
+		d := p[:n]
+		switch {
+		case bytes.HasPrefix(d, head):
+			w.toClient(slot, s, d[len(head):], 0)
+		case proxyproto.IsSPP(d):
+			w.drop(s.path, relay.ReplySend, 1)
+		default:
+			w.toClient(slot, s, d, 0)
+		}
+		if p = p[n:]; len(p) == 0 {
+			return
+		}
+	}
+}
