@@ -50,6 +50,11 @@ func (a *API) calls() map[string]map[string]call {
 		"/route-hints/{src_ip}": {http.MethodDelete: a.dropHint},
 
 		"/explain": {http.MethodPost: a.explain},
+
+		"/admin/reload":                   {http.MethodPost: a.reload},
+		"/admin/sniffers":                 {http.MethodGet: a.sniffers, http.MethodPost: a.putSniffer},
+		"/admin/sniffers/{name}":          {http.MethodDelete: a.deleteSniffer},
+		"/admin/sniffers/{name}/rollback": {http.MethodPost: a.rollBackSniffer},
 	}
 }
 

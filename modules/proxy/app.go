@@ -65,7 +65,8 @@ type App struct {
 	binds  listener.Binds
 	pools  map[string]*pool.Pool // named and inline, by name
 
-	sniffers *sniff.Set
+	sniffers     *sniff.Set
+	snifferHosts map[string]any
 
 	resolvers map[string]*resolver.Host
 
@@ -161,15 +162,14 @@ func (a *App) Provision(ctx caddy.Context) error {
 const maxWorkers = 127
 
 func (a *App) loadSniffers(ctx caddy.Context) (err error) {
-	var hosts map[string]any
 	if len(a.SniffersRaw) > 0 {
 		mods, err := ctx.LoadModule(a, "SniffersRaw")
 		if err != nil {
 			return fmt.Errorf("sniffers: %w", err)
 		}
-		hosts = mods.(map[string]any)
+		a.snifferHosts = mods.(map[string]any)
 	}
-	if a.sniffers, err = sniff.NewSet(ctx, hosts); err != nil {
+	if a.sniffers, err = sniff.NewSet(ctx, a.snifferHosts); err != nil {
 		return fmt.Errorf("sniffers.%w", err)
 	}
 	return nil
@@ -177,6 +177,10 @@ func (a *App) loadSniffers(ctx caddy.Context) (err error) {
 
 // Sniffers are the sniffers of the config.
 func (a *App) Sniffers() *sniff.Set { return a.sniffers }
+
+// SnifferHosts are the hosts of sniffers of the config, by the names of their
+// modules.
+func (a *App) SnifferHosts() map[string]any { return a.snifferHosts }
 
 func (a *App) addPool(name string, c *pool.Config) error {
 	if c == nil {

@@ -324,6 +324,70 @@ func TestManage(t *testing.T) {
 	}
 }
 
+// What cannot be loaded is put back: the module, the version kept of it, and
+// that there was none.
+func TestChange(t *testing.T) {
+	one, two := guest(t, "key-only"), guest(t, "ok-host")
+	h := hostOf(t, slow, nil)
+	has := func(b []byte) string { return map[bool]string{true: "one", false: "two"}[bytes.Equal(b, one)] }
+	state := func() string {
+		s := "none"
+		if b, err := os.ReadFile(h.file("a")); err == nil {
+			s = has(b)
+		}
+		if b, err := os.ReadFile(h.kept("a")); err == nil {
+			s += " " + has(b)
+		}
+		return s
+	}
+	put := func(b []byte) func() error { return func() error { return h.Put("a", b) } }
+	rollback, remove := func() error { return h.Rollback("a") }, func() error { return h.Delete("a") }
+	for i, step := range []struct {
+		do           func() error
+		during, want string
+	}{
+		{put(one), "one", "none"},
+		{put(one), "one", "one"},
+		{put(two), "two one", "one"},
+		{remove, "none", "one"},
+		{put(two), "two one", "two one"},
+		{rollback, "one two", "two one"},
+		{put(one), "one two", "two one"},
+		{remove, "none", "two one"},
+		{rollback, "one two", "one two"},
+		{remove, "none", "none"},
+	} {
+		err := h.Change("a", step.do, func() error {
+			if got := state(); got != step.during {
+				t.Errorf("step %d: during the load %s, want %s", i, got, step.during)
+			}
+			if step.during != step.want {
+				return errShut
+			}
+			return nil
+		})
+		if got := state(); got != step.want || errors.Is(err, errShut) != (step.during != step.want) || err != nil && !errors.Is(err, errShut) {
+			t.Errorf("step %d: %s, %v; want %s", i, got, err, step.want)
+		}
+	}
+	// A change that fails half-way is none.
+	err := h.Change("a", func() error {
+		if err := h.Put("a", one); err != nil {
+			return err
+		}
+		return errShut
+	}, func() error { t.Error("loaded after a failure"); return nil })
+	if !errors.Is(err, errShut) || state() != "none" {
+		t.Errorf("%v leaves %s", err, state())
+	}
+	if err := h.Change("../a", nil, nil); code(err) != 400 {
+		t.Errorf("a bad name: %v", err)
+	}
+	if rest, _ := filepath.Glob(filepath.Join(h.Dir, ".*")); len(rest) > 0 {
+		t.Errorf("left behind: %v", rest)
+	}
+}
+
 // Names reach nothing outside the directory.
 func TestManageNames(t *testing.T) {
 	b := guest(t, "key-only")

@@ -92,6 +92,61 @@ func (h *Host) List() ([]Info, error) {
 	return list, nil
 }
 
+// Change makes a change with do and has the config loaded anew with load. When
+// one of them fails, the files of the module are put back as they were. The
+// caller sees to it that there is one change at a time.
+func (h *Host) Change(name string, do, load func() error) error {
+	if err := checkName(name); err != nil {
+		return err
+	}
+	e, err := takeEngine() // the load may be the end of this host
+	if err != nil {
+		return err
+	}
+	defer e.give()
+	before := [...]saved{h.save(h.file(name)), h.save(h.kept(name))}
+	if err = do(); err == nil {
+		err = load()
+	}
+	if err == nil {
+		return nil
+	}
+	e.files.Lock()
+	defer e.files.Unlock()
+	for _, s := range before {
+		if errBack := h.restore(s); errBack != nil {
+			err = errors.Join(err, fmt.Errorf("putting %s back: %w", s.path, errBack))
+		}
+	}
+	return err
+}
+
+// saved is a file as it was.
+type saved struct {
+	path string
+	b    []byte
+	err  error // why it could not be read: most often it is not there
+}
+
+func (h *Host) save(path string) saved {
+	b, err := readModule(path)
+	return saved{path, b, err}
+}
+
+func (h *Host) restore(s saved) error {
+	now, err := readModule(s.path)
+	switch {
+	case err == nil && s.err == nil && bytes.Equal(now, s.b), err != nil && s.err != nil:
+		return nil
+	case s.err == nil:
+		return h.write(s.path, s.b)
+	}
+	if err := os.Remove(s.path); err != nil {
+		return err
+	}
+	return h.syncDir()
+}
+
 // Put checks a module and writes it to the directory. The version that it
 // replaces is kept, unless that does not load.
 func (h *Host) Put(name string, b []byte) error {
