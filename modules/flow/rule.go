@@ -47,6 +47,9 @@ func (l *Listener) addRule(name string) *Rule {
 // Count counts a flow that the rule keeps out.
 func (r *Rule) Count() { r.blocked.Inc() }
 
+// Add counts n of them, which somebody else has turned away.
+func (r *Rule) Add(n uint64) { r.blocked.Add(float64(n)) }
+
 // Tell reports whether this flow is one to tell of, and how many were not since
 // the last that was.
 func (r *Rule) Tell() (held int64, ok bool) {
