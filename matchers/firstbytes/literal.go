@@ -2,10 +2,9 @@ package firstbytes
 
 import (
 	"bytes"
-	"encoding/hex"
-	"errors"
 	"fmt"
-	"strings"
+
+	"github.com/wayhouse-proxy/wayhouse/internal/literal"
 )
 
 const (
@@ -13,30 +12,12 @@ const (
 	maxOffset = 4096
 )
 
-// parsePrefix reads hex:DIGITS or ascii:TEXT.
-func parsePrefix(s string) (b []byte, err error) {
-	switch kind, text, _ := strings.Cut(s, ":"); kind {
-	case "hex":
-		if b, err = hex.DecodeString(text); err != nil {
-			return nil, fmt.Errorf("%q is not made of pairs of hexadecimal digits", text)
-		}
-	case "ascii":
-		b = []byte(text)
-		for _, c := range b {
-			if c >= 0x80 {
-				return nil, fmt.Errorf("%q is not ASCII: write it in hex", text)
-			}
-		}
-	default:
-		return nil, fmt.Errorf("%q is neither hex:DIGITS nor ascii:TEXT", s)
-	}
-	switch {
-	case len(b) == 0:
-		return nil, errors.New("nothing stands behind the colon")
-	case len(b) > maxPrefix:
+func parsePrefix(s string) ([]byte, error) {
+	b, err := literal.Parse(s)
+	if len(b) > maxPrefix {
 		return nil, fmt.Errorf("%d bytes are more than %d", len(b), maxPrefix)
 	}
-	return b, nil
+	return b, err
 }
 
 // answer is what can be said about the first bytes of a flow.
@@ -48,8 +29,8 @@ const (
 	more // what comes may make it a yes
 )
 
-// literal looks for prefix at offset in b, which is all there is when whole.
-func literal(b, prefix []byte, offset int, whole bool) answer {
+// begins looks for prefix at offset in b, which is all there is when whole.
+func begins(b, prefix []byte, offset int, whole bool) answer {
 	b = b[min(offset, len(b)):]
 	switch {
 	case len(b) >= len(prefix) && bytes.Equal(b[:len(prefix)], prefix):

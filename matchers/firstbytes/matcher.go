@@ -99,7 +99,7 @@ func (m *Matcher) Match(cx *layer4.Connection) (bool, error) {
 func (m *Matcher) look(in *sniff.Input) answer {
 	a := yes
 	if m.prefix != nil {
-		if a = literal(in.Bytes, m.prefix, m.Offset, in.UDP()); a == no {
+		if a = begins(in.Bytes, m.prefix, m.Offset, in.UDP()); a == no {
 			return no
 		}
 	}

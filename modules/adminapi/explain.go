@@ -1,14 +1,13 @@
 package adminapi
 
 import (
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
 	"net/netip"
-	"strings"
 
+	"github.com/wayhouse-proxy/wayhouse/internal/literal"
 	"github.com/wayhouse-proxy/wayhouse/internal/suggest"
 	"github.com/wayhouse-proxy/wayhouse/modules/listener"
 	"github.com/wayhouse-proxy/wayhouse/modules/proxy"
@@ -112,32 +111,11 @@ func (j *flowJSON) question() (*listener.Question, error) {
 		}
 	}
 	for i, s := range j.Bytes {
-		b, err := parseBytes(s)
+		b, err := literal.ParseAny(s)
 		if err != nil {
 			return nil, fmt.Errorf("bytes[%d]: %w", i, err)
 		}
 		q.Pieces = append(q.Pieces, b)
 	}
 	return q, nil
-}
-
-// parseBytes reads hex:DIGITS or ascii:TEXT. Nothing behind the colon is no
-// byte.
-func parseBytes(s string) ([]byte, error) {
-	switch kind, text, _ := strings.Cut(s, ":"); kind {
-	case "hex":
-		b, err := hex.DecodeString(text)
-		if err != nil {
-			return nil, fmt.Errorf("%.60q is not made of pairs of hexadecimal digits", text)
-		}
-		return b, nil
-	case "ascii":
-		for _, c := range []byte(text) {
-			if c >= 0x80 {
-				return nil, fmt.Errorf("%.60q is not ASCII: write it as hex:DIGITS", text)
-			}
-		}
-		return []byte(text), nil
-	}
-	return nil, fmt.Errorf("%.60q does not begin with hex: or ascii: as it should", s)
 }

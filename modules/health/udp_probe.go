@@ -11,6 +11,7 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 
 	"github.com/wayhouse-proxy/wayhouse/internal/caddyopt"
+	"github.com/wayhouse-proxy/wayhouse/internal/literal"
 )
 
 func init() { caddy.RegisterModule(new(UDPProbe)) }
@@ -43,11 +44,11 @@ func (c *UDPProbe) Provision(ctx caddy.Context) error {
 		return errors.New("send: missing; give the datagram to send, hex:… or ascii:…")
 	}
 	var err error
-	if c.send, err = ParseBytes(c.Send); err != nil {
+	if c.send, err = literal.Parse(c.Send); err != nil {
 		return fmt.Errorf("send: %w", err)
 	}
 	if c.Expect != "" {
-		if c.expect, err = ParseBytes(c.Expect); err != nil {
+		if c.expect, err = literal.Parse(c.Expect); err != nil {
 			return fmt.Errorf("expect: %w", err)
 		}
 	}

@@ -189,7 +189,7 @@ func TestMistakes(t *testing.T) {
 			caddyfile: lobby + "to 10.0.0.5:7777\n\t\thealth udp_probe\n\t}\n",
 		},
 		"a probe that sends what is no hex": {
-			app: one(`"health": {"check": "udp_probe", "send": "hex:0"}`), want: `send: "hex:0" is not hex: and pairs of hexadecimal digits`,
+			app: one(`"health": {"check": "udp_probe", "send": "hex:0"}`), want: `send: "0" is not made of pairs of hexadecimal digits`,
 			caddyfile: lobby + "to 10.0.0.5:7777\n\t\thealth udp_probe {\n\t\t\tsend hex:0\n\t\t}\n\t}\n",
 		},
 		"a check that UDP backends need not answer": {
