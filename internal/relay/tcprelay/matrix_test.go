@@ -281,6 +281,41 @@ func TestEarlyReset(t *testing.T) {
 	}
 }
 
+// TestResetWithoutAWord has the backend reset before anything has reached it.
+// That is evidence too, unless the client had nothing to say.
+func TestResetWithoutAWord(t *testing.T) {
+	for name, tc := range map[string]struct {
+		leave bool // the client has sent its FIN by then
+		want  string
+	}{
+		"the client waits":   {want: "[0: early_reset]"},
+		"the client is done": {leave: true, want: "[]"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, []netip.AddrPort{serve(t, func(c *net.TCPConn) {
+				if tc.leave {
+					c.Read(make([]byte, 1))
+				}
+				c.SetLinger(0)
+			})})
+			c, err := net.DialTCP("tcp", nil, net.TCPAddrFromAddrPort(r.ep.Addr()))
+			switch {
+			case err == nil:
+				defer c.Close()
+			case tc.leave || !errors.Is(err, syscall.ECONNRESET): // the reset may come first
+				t.Fatal(err)
+			}
+			if tc.leave {
+				c.CloseWrite()
+			}
+			r.waitClosed(1)
+			if got := fmt.Sprint(r.failed); got != tc.want {
+				t.Errorf("failed: %v, want %v", got, tc.want)
+			}
+		})
+	}
+}
+
 // TestResetToOneWhoDoesNotRead has the backend flood and reset while the
 // client reads nothing: the client's connection must not be kept for that.
 func TestResetToOneWhoDoesNotRead(t *testing.T) {

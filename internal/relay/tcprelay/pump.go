@@ -397,7 +397,9 @@ func (w *worker) broke(slot uint32, c *conn, side int, errno unix.Errno) {
 			c.why = relay.BackendClose
 		}
 	}
-	if side == backend && errno == unix.ECONNRESET && !c.has(answered) && c.bytes[client] > 0 {
+	// That a client which came and went without a word is answered by a reset
+	// says nothing about the backend.
+	if side == backend && errno == unix.ECONNRESET && !c.has(answered) && (c.bytes[client] > 0 || !c.eof[client]) {
 		p := w.paths.at(c.path)
 		p.Owner.Failed(p, relay.EarlyReset, errno)
 	}
