@@ -62,6 +62,28 @@ func (s *boundSet) replaced(ep *endpoint) bool {
 	})
 }
 
+// heir is what a UDP endpoint that drains does with new clients: as the wildcard
+// wants that would have them if the sockets were closed by now. It is nil
+// without one. The kernel prefers the narrower address, and so they would be
+// lost for as long as the drain takes.
+func (s *boundSet) heir(ep *endpoint) (v *view) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	a := ep.key.Addr.Addr()
+	for _, o := range s.byPort[ep.key.portKey()] {
+		wide := o.key.Addr.Addr()
+		if o == ep || !wide.IsUnspecified() || wide == a || a.Is6() && wide.Is4() || o.key.Transparent || ep.key.Transparent {
+			continue
+		}
+		// One without routes would answer by the socket that is about to go. Of
+		// the two wildcards that of the family has them.
+		if w := o.view.Load(); w != nil && len(w.routes) > 0 && (v == nil || wide.Is4()) {
+			v = w
+		}
+	}
+	return v
+}
+
 // tcp are the addresses on which connections arrive.
 func (s *boundSet) tcp() reach {
 	s.mu.Lock()

@@ -73,3 +73,32 @@ func TestTakenBesideOurs(t *testing.T) {
 	send(t, c, "still here")
 	expect(t, c, "still here")
 }
+
+// TestWildcardInheritsNewClients has an address give way to a wildcard that
+// covers it: while the old sockets drain, which the kernel prefers, new clients
+// follow the new config and the old ones stay as they are.
+func TestWildcardInheritsNewClients(t *testing.T) {
+	config := func(name, bind string) string {
+		return fmt.Sprintf(`{"shutdown_grace": "10m", "listeners": {%q: {"bind": [%q], "routes": [{"handle": [{"handler": "echo"}]}]}}}`, name, bind)
+	}
+	for name, tc := range map[string]struct{ from, to string }{
+		"IPv4 to both families": {"udp/0.0.0.0", "udp/[::]"},
+		"one address to all":    {"udp/127.0.0.1", "udp/0.0.0.0"},
+		"one address to both":   {"udp/127.0.0.1", "udp/[::]"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			port := ports(t, 1)[0]
+			at := fmt.Sprintf("127.0.0.1:%d", port)
+			load(t, config("before", fmt.Sprintf("%s:%d", tc.from, port)))
+			old := dial(t, "udp", at)
+			send(t, old, "one")
+			expect(t, old, "one")
+			load(t, config("after", fmt.Sprintf("%s:%d", tc.to, port)))
+			send(t, old, "two")
+			expect(t, old, "two")
+			c := dial(t, "udp", at)
+			send(t, c, "new")
+			expect(t, c, "new")
+		})
+	}
+}

@@ -207,6 +207,9 @@ func (e *everySecond) allow() (held int64, ok bool) {
 func (ep *endpoint) Open(o *udprelay.Opening) udprelay.Decision {
 	v := ep.view.Load()
 	if v == nil {
+		v = bound.heir(ep)
+	}
+	if v == nil {
 		ep.mu.Lock()
 		last := ep.last
 		ep.mu.Unlock()
