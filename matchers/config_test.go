@@ -64,9 +64,12 @@ func TestCaddyfile(t *testing.T) {
 func TestRefused(t *testing.T) {
 	for in, want := range map[string]string{
 		`{"client_cidr": {}}`: "cidrs: none", `{"client_cidr": {"cidrs": ["10.0.0.0/8", "10.0.0.1/8"]}}`: "cidrs[1]: \"10.0.0.1/8\" has bits behind its prefix",
-		`{"client_cidr": {"cidr": ["10.0.0.0/8"]}}`: `unknown field "cidr"`, `{"dst": {"cidrs": ["x"]}}`: `cidrs[0]: "x" is no network`, `{"dst": {}}`: "cidrs: none",
-		`{"port": {}}`: "ports: none", `{"port": {"ports": [0]}}`: `"0" is neither a port`, `{"port": {"ports": ["1-"]}}`: `"1-" is neither a port`,
-		`{"port": {"ports": [1.5]}}`: `"1.5" is neither a port`, `{"port": {"ports": [true]}}`: `"true" is neither a port`, `{"port": {"ports": [-1]}}`: `"-1" is neither`,
+		`{"client_cidr": {"cidr": ["10.0.0.0/8"]}}`: `cidr: unknown key; did you mean cidrs?`, `{"dst": {"cidrs": ["x"]}}`: `cidrs[0]: "x" is no network`, `{"dst": {}}`: "cidrs: none",
+		`{"port": {}}`: "ports: none", `{"port": {"ports": [0]}}`: `ports[0]: "0" is neither a port`, `{"port": {"ports": [1, "1-"]}}`: `ports[1]: "1-" is neither a port`,
+		`{"port": {"port": [1]}}`: `port: unknown key; did you mean ports?`, `{"sni": {"hosts": ["a.example"]}}`: `hosts: unknown key; did you mean host?`,
+		`{"first_bytes": {"length": {"maximum": 5}}}`: `length.maximum: unknown key; there are max, min`, `{"sniffer": {"nam": "quic"}}`: `nam: unknown key; did you mean name?`,
+		`{"dst": {"cidrs": ["{env.NO_SUCH_NETWORK}"]}}`: "cidrs[0]: ",
+		`{"port": {"ports": [1.5]}}`:                    `"1.5" is neither a port`, `{"port": {"ports": [true]}}`: `"true" is neither a port`, `{"port": {"ports": [-1]}}`: `"-1" is neither`,
 		`{"first_bytes": {}}`: "neither prefix nor length", `{"first_bytes": {"prefix": "x"}}`: "prefix: ", `{"first_bytes": {"length": {}}}`: "every flow would match",
 		`{"first_bytes": {"offset": 4, "length": {"min": 1}}}`: "offset: there is no prefix", `{"first_bytes": {"prefix": "hex:00", "offset": -1}}`: "offset: -1",
 		`{"first_bytes": {"prefix": "hex:00", "offset": 4097}}`: "offset: 4097", `{"first_bytes": {"length": {"min": 5, "max": 4}}}`: "length.max: 4 is less",

@@ -12,6 +12,7 @@ import (
 	"github.com/mholt/caddy-l4/layer4"
 
 	"github.com/wayhouse-proxy/wayhouse/internal/caddyopt"
+	"github.com/wayhouse-proxy/wayhouse/internal/strictjson"
 	"github.com/wayhouse-proxy/wayhouse/modules/sniff"
 )
 
@@ -48,6 +49,12 @@ func (*Matcher) CaddyModule() caddy.ModuleInfo {
 		ID:  "layer4.matchers.first_bytes",
 		New: func() caddy.Module { return new(Matcher) },
 	}
+}
+
+// UnmarshalJSON decodes the matcher with errors that name the key.
+func (m *Matcher) UnmarshalJSON(b []byte) error {
+	type plain Matcher
+	return strictjson.Unmarshal(b, (*plain)(m))
 }
 
 // Provision reads the prefix.

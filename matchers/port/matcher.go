@@ -12,6 +12,7 @@ import (
 	"github.com/wayhouse-proxy/wayhouse/internal/caddyopt"
 	"github.com/wayhouse-proxy/wayhouse/internal/flowaddr"
 	"github.com/wayhouse-proxy/wayhouse/internal/portrange"
+	"github.com/wayhouse-proxy/wayhouse/internal/strictjson"
 	"github.com/wayhouse-proxy/wayhouse/modules/listener"
 )
 
@@ -32,6 +33,12 @@ func (*Matcher) CaddyModule() caddy.ModuleInfo {
 		ID:  "layer4.matchers.port",
 		New: func() caddy.Module { return new(Matcher) },
 	}
+}
+
+// UnmarshalJSON decodes the matcher with errors that name the key.
+func (m *Matcher) UnmarshalJSON(b []byte) error {
+	type plain Matcher
+	return strictjson.Unmarshal(b, (*plain)(m))
 }
 
 // Provision makes a set of the ports.

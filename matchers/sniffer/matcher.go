@@ -10,6 +10,7 @@ import (
 	"github.com/mholt/caddy-l4/layer4"
 
 	"github.com/wayhouse-proxy/wayhouse/internal/caddyopt"
+	"github.com/wayhouse-proxy/wayhouse/internal/strictjson"
 	"github.com/wayhouse-proxy/wayhouse/modules/sniff"
 )
 
@@ -42,6 +43,12 @@ func (*Matcher) CaddyModule() caddy.ModuleInfo {
 		ID:  "layer4.matchers.sniffer",
 		New: func() caddy.Module { return new(Matcher) },
 	}
+}
+
+// UnmarshalJSON decodes the matcher with errors that name the key.
+func (m *Matcher) UnmarshalJSON(b []byte) error {
+	type plain Matcher
+	return strictjson.Unmarshal(b, (*plain)(m))
 }
 
 // Provision finds the sniffer and reads the hosts and keys.
