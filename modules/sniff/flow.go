@@ -32,6 +32,12 @@ func (p Plan) MayReject() bool {
 	return slices.ContainsFunc(p, func(n *Named) bool { return n.mayReject })
 }
 
+// Prompt reports whether all of them answer at once, so that an engine's worker
+// may ask them.
+func (p Plan) Prompt() bool {
+	return !slices.ContainsFunc(p, func(n *Named) bool { return !n.prompt })
+}
+
 func (p Plan) index(n *Named) int {
 	for i := range p {
 		if p[i] == n {
@@ -70,17 +76,27 @@ type Flow struct {
 
 // NewFlow is a flow of which nothing has been seen.
 func NewFlow(p Plan) *Flow {
-	f := &Flow{plan: p}
-	f.name = f.nameBuf[:0] // enough for most
+	f := new(Flow)
+	f.Reset(p)
 	return f
+}
+
+// Reset makes it a flow of which nothing has been seen, and keeps its buffers.
+func (f *Flow) Reset(p Plan) {
+	hint, name := f.hint, f.name
+	hint.Reset()
+	*f = Flow{plan: p, hint: hint, name: name[:0]}
+	if name == nil {
+		f.name = f.nameBuf[:0] // enough for most
+	}
 }
 
 // flowVar is the variable of a connection in which matchers find its flow.
 const flowVar = "wayhouse.sniff"
 
-// Show tells what there is to see now, and lets the matchers of cx find it.
-// shown is what cx has for them; datagrams are whole and nil on TCP. All must
-// stay as they are until the next call.
+// Show tells what there is to see now, and lets the matchers of cx find it, if
+// there is a cx yet. shown is what cx has for them; datagrams are whole and nil
+// on TCP. All must stay as they are until the next call.
 func (f *Flow) Show(cx *layer4.Connection, shown []byte, datagrams [][]byte) {
 	f.shown = shown
 	f.in.Bytes, f.in.Datagrams = shown, datagrams
@@ -91,8 +107,13 @@ func (f *Flow) Show(cx *layer4.Connection, shown []byte, datagrams [][]byte) {
 	if f.unsure > 0 && f.verdict != Recognised {
 		f.at, f.unsure = f.unsure-1, 0
 	}
-	cx.SetVar(flowVar, f)
+	if cx != nil {
+		f.Attach(cx)
+	}
 }
+
+// Attach lets the matchers of cx find the flow.
+func (f *Flow) Attach(cx *layer4.Connection) { cx.SetVar(flowVar, f) }
 
 // End tells that nothing more will come.
 func (f *Flow) End() {

@@ -24,6 +24,7 @@ type Named struct {
 	s         Sniffer
 	mayReject bool
 	oneLook   bool
+	prompt    bool // native: it answers at once
 
 	results [numResults]prometheus.Counter
 	seconds prometheus.Observer
@@ -55,6 +56,7 @@ func newNamed(name, place string, s Sniffer) *Named {
 	_, never := s.(NeverRejects)
 	n.mayReject = !never
 	_, n.oneLook = s.(OneLook)
+	_, n.prompt = s.(Native)
 	for i, r := range resultNames {
 		n.results[i] = calls.WithLabelValues(name, r)
 	}
@@ -106,8 +108,8 @@ func NewSet(ctx caddy.Context, hosts map[string]any) (*Set, error) {
 	return s, nil
 }
 
-// Native is a declared native sniffer, which may have the name of its own
-// kind. Other sniffers may not have the name of a kind.
+// Native is a native sniffer, which answers at once. A declared one may have
+// the name of its own kind; other sniffers may not have the name of a kind.
 type Native interface {
 	Sniffer
 	caddy.Module
