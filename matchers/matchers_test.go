@@ -208,26 +208,21 @@ func cut(rng *rand.Rand, stream []byte) (pieces [][]byte) {
 // cut off when its time is over.
 func TestDrip(t *testing.T) {
 	to := load(t, "tcp", testkit.M{"timeout": "50ms"}, route("secret", testkit.M{"sni": testkit.M{"host": []string{"secret.example"}}}), route("everybody", nil))
-	for _, c := range firstpackets.All(t, "tls") {
-		if c.ID != "tls-go13" {
-			continue
-		}
-		hello := c.Data(t)[0]
-		conn, err := net.Dial("tcp", to)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer conn.Close()
-		conn.SetDeadline(time.Now().Add(testkit.Long))
-		if _, err := conn.Write(hello[:100]); err != nil {
-			t.Fatal(err)
-		}
-		if b, _ := io.ReadAll(conn); len(b) > 0 {
-			t.Errorf("told %q", b)
-		}
-		if got := tell(t, "tcp", to, hello); got != "everybody" {
-			t.Errorf("the whole hello: told %q", got)
-		}
+	hello := packets(t, "tls-go13")[0]
+	conn, err := net.Dial("tcp", to)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	conn.SetDeadline(time.Now().Add(testkit.Long))
+	if _, err := conn.Write(hello[:100]); err != nil {
+		t.Fatal(err)
+	}
+	if b, _ := io.ReadAll(conn); len(b) > 0 {
+		t.Errorf("told %q", b)
+	}
+	if got := tell(t, "tcp", to, hello); got != "everybody" {
+		t.Errorf("the whole hello: told %q", got)
 	}
 }
 

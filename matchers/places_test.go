@@ -14,13 +14,8 @@ import (
 // packets are the segments or datagrams of the case of that name.
 func packets(t *testing.T, id string) [][]byte {
 	t.Helper()
-	for _, c := range firstpackets.All(t) {
-		if c.ID == id {
-			return c.Data(t)
-		}
-	}
-	t.Fatalf("no case %s", id)
-	return nil
+	c := firstpackets.One(t, id)
+	return c.Data(t)
 }
 
 // A QUIC hello over two datagrams: by then it is QUIC, but its name is not

@@ -51,6 +51,18 @@ func All(t testing.TB, protocols ...string) []Case {
 	return cases
 }
 
+// One is the case of that ID.
+func One(t testing.TB, id string) Case {
+	t.Helper()
+	for _, c := range All(t) {
+		if c.ID == id {
+			return c
+		}
+	}
+	t.Fatalf("no case %s", id)
+	return Case{}
+}
+
 // Data is the TCP segments or UDP datagrams.
 func (c *Case) Data(t testing.TB) [][]byte {
 	t.Helper()

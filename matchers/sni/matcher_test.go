@@ -21,20 +21,14 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 // listener shows of it.
 func asked(t testing.TB, id string) (cx *layer4.Connection, f *sniff.Flow, b []byte, datagrams [][]byte) {
 	t.Helper()
-	for _, c := range firstpackets.All(t) {
-		if c.ID != id {
-			continue
-		}
-		b = bytes.Join(c.Data(t), nil)
-		if c.UDP() {
-			datagrams = c.Data(t)
-		}
-		near, far := net.Pipe()
-		t.Cleanup(func() { near.Close(); far.Close() })
-		return layer4.WrapConnection(near, b, zap.NewNop()), sniff.NewFlow(nil), b, datagrams
+	c := firstpackets.One(t, id)
+	b = bytes.Join(c.Data(t), nil)
+	if c.UDP() {
+		datagrams = c.Data(t)
 	}
-	t.Fatalf("no case %s", id)
-	return nil, nil, nil, nil
+	near, far := net.Pipe()
+	t.Cleanup(func() { near.Close(); far.Close() })
+	return layer4.WrapConnection(near, b, zap.NewNop()), sniff.NewFlow(nil), b, datagrams
 }
 
 func matcher(t testing.TB, hosts ...string) *Matcher {

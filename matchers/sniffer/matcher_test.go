@@ -22,12 +22,8 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 func TestPartial(t *testing.T) {
 	ctx, cancel := caddy.NewContext(caddy.Context{Context: t.Context()})
 	defer cancel()
-	var both [][]byte
-	for _, c := range firstpackets.All(t, "quic") {
-		if c.ID == "quic-pq-2-v1" {
-			both = c.Data(t)
-		}
-	}
+	c := firstpackets.One(t, "quic-pq-2-v1")
+	both := c.Data(t)
 	for name, tc := range map[string]struct {
 		m         Matcher
 		one, then string
