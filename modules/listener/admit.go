@@ -39,6 +39,13 @@ func (v *view) admit(client, local netip.AddrPort, udp bool) (rule string) {
 			rule = v.countIn(f)
 		}
 	}
+	switch {
+	case v.shield == nil:
+	case rule != "":
+		v.shield.Refused(f.Source, rule)
+	case udp:
+		v.shield.Admitted(client)
+	}
 	if rule == "" {
 		return ""
 	}

@@ -38,6 +38,7 @@ type view struct {
 	mayReject bool       // one of them may want a flow dropped
 	hint      Decider    // asked before the routes; nil: nobody
 	grace     time.Duration
+	shield    Shield // told of new flows; nil: nobody
 
 	prefix      netip.Prefix // of the addresses that are served; not valid: all
 	transparent bool

@@ -189,8 +189,11 @@ func (u *Use) Serve() {
 // Close takes the use out of effect.
 func (u *Use) Close() {
 	u.k.call(func() {
-		u.k.uses = slices.DeleteFunc(u.k.uses, func(o *Use) bool { return o == u })
-		u.k.follow()
+		n := len(u.k.uses)
+		last := n > 0 && u.k.uses[n-1] == u
+		if u.k.uses = slices.DeleteFunc(u.k.uses, func(o *Use) bool { return o == u }); last {
+			u.k.follow()
+		}
 	})
 }
 
