@@ -9,6 +9,7 @@ import (
 	_ "github.com/mholt/caddy-l4"
 
 	_ "github.com/wayhouse-proxy/wayhouse/handlers/pool"
+	_ "github.com/wayhouse-proxy/wayhouse/handlers/reject"
 	_ "github.com/wayhouse-proxy/wayhouse/handlers/resolve"
 	_ "github.com/wayhouse-proxy/wayhouse/handlers/routehint"
 	_ "github.com/wayhouse-proxy/wayhouse/matchers/clientcidr"

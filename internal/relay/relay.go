@@ -27,10 +27,11 @@ const (
 	BackendDown                    // the backend is down or gone
 	Error                          // no backend could be reached, or our side failed
 	Admin                          // an operator closed it
+	Rejected                       // a route turns it away, behind handlers that have had it
 	NumReasons
 )
 
-var reasons = [...]string{"unknown", "client_close", "backend_close", "idle_timeout", "drain", "limit", "backend_down", "error", "admin"}
+var reasons = [...]string{"unknown", "client_close", "backend_close", "idle_timeout", "drain", "limit", "backend_down", "error", "admin", "reject"}
 
 func (r Reason) String() string {
 	if int(r) < len(reasons) {
@@ -57,10 +58,11 @@ const (
 	OutsidePrefix             // sent to an address that is not in the listener's prefix
 	Loop                      // the backend would be this process, or the client itself
 	ProxyHeader               // its PROXY header is missing, wrong or of somebody else, or the backend's is not one for datagrams
+	Reject                    // a route turns the session away
 	NumDrops
 )
 
-var drops = [NumDrops]string{"no_route", "no_backend", "upstream_bind", "upstream_send", "draining", "reply_send", "pending_full", "sniffer_reject", "filtered", "outside_prefix", "loop", "proxy_header"}
+var drops = [NumDrops]string{"no_route", "no_backend", "upstream_bind", "upstream_send", "draining", "reply_send", "pending_full", "sniffer_reject", "filtered", "outside_prefix", "loop", "proxy_header", "reject"}
 
 func (d Drop) String() string { return drops[d] }
 

@@ -28,6 +28,7 @@ type Listener struct {
 	Accepted prometheus.Counter
 	NoRoute  prometheus.Counter
 	Rejected prometheus.Counter // by a sniffer
+	Turned   prometheus.Counter // away by a route
 
 	OutsidePrefix prometheus.Counter // sent to an address that is not served
 	Loops         prometheus.Counter // whose backend would have been this process
@@ -64,6 +65,7 @@ func ListenerOf(name string) *Listener {
 			Accepted: connections.WithLabelValues(name, "accepted"),
 			NoRoute:  connections.WithLabelValues(name, "no_route"),
 			Rejected: connections.WithLabelValues(name, "sniffer_reject"),
+			Turned:   connections.WithLabelValues(name, "reject"),
 
 			OutsidePrefix: connections.WithLabelValues(name, "outside_prefix"),
 			Loops:         connections.WithLabelValues(name, "loop"),

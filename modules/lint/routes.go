@@ -154,6 +154,11 @@ func (l *listener) udp() bool {
 	return slices.ContainsFunc(l.Bind, func(b string) bool { return strings.HasPrefix(b, "udp/") })
 }
 
+// rejects reports whether the route is there to turn flows away.
+func (r *route) rejects() bool {
+	return len(r.handlers) == 1 && r.handlers[0].Name == "reject"
+}
+
 // sameAction reports whether two routes do the same with a flow.
 func (r *route) sameAction(other *route) bool {
 	return slices.EqualFunc(r.handlers, other.handlers, func(a, b handler) bool { return a.text == b.text })
@@ -162,7 +167,7 @@ func (r *route) sameAction(other *route) bool {
 func handshakeLeak(d *document, found report) {
 	d.each(func(l *listener, i int, path string) {
 		r := l.Routes[i]
-		if !r.catchAll() || !l.udp() || l.FirstPacketGate {
+		if !r.catchAll() || !l.udp() || l.FirstPacketGate || r.rejects() {
 			return
 		}
 		for k, before := range l.Routes[:i] {
@@ -217,7 +222,7 @@ func undecidedNext(d *document, found report) {
 			continue
 		}
 		for i, r := range l.Routes {
-			lax := slices.IndexFunc(l.Routes[i+1:], func(later *route) bool { return !later.sameAction(r) })
+			lax := slices.IndexFunc(l.Routes[i+1:], func(later *route) bool { return !later.sameAction(r) && !later.rejects() })
 			if !r.needsBytes() || lax < 0 {
 				continue
 			}

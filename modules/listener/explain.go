@@ -50,6 +50,8 @@ type Account struct {
 	Asks string `json:"asks,omitempty"` // the resolver that would be asked
 	Next bool   `json:"next,omitempty"` // the flow goes on to the next route
 
+	Rejects bool `json:"rejects,omitempty"` // the flow is closed or dropped
+
 	Reason   string    `json:"-"` // is the step's
 	Backends []Backend `json:"backends,omitempty"`
 }
@@ -91,7 +93,7 @@ const (
 	EndResolver = "resolver" // a resolver would be asked, and is not
 	EndHandler  = "handler"  // handlers that cannot be followed get it
 	EndNoRoute  = "no_route" // no route matches
-	EndRejected = "rejected" // a sniffer wants it dropped
+	EndRejected = "rejected" // a sniffer or a route wants it dropped
 	EndCutOff   = "cut_off"  // a route is undecided to the end
 	EndWaits    = "waits"    // more bytes would be waited for
 	EndLimit    = "limit"    // a limit is in its way
@@ -368,6 +370,12 @@ func (t *trace) handle(i int) bool {
 		switch {
 		case a.Asks != "":
 			t.end(Outcome{What: EndResolver, Route: &i, Reason: "would ask " + a.Asks})
+			return true
+		case a.Rejects:
+			if reason == "" {
+				reason = "the route turns it away"
+			}
+			t.end(Outcome{What: EndRejected, Route: &i, Reason: reason})
 			return true
 		case !a.Next:
 			t.end(Outcome{What: EndPool, Route: &i, Pool: a.Pool, Backend: a.Backend, Reason: reason})

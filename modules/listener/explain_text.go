@@ -84,6 +84,8 @@ func (a *Account) text(b *strings.Builder) {
 		fmt.Fprintf(b, ": would ask %s", a.Asks)
 	case a.Next:
 		b.WriteString(": on to the next route")
+	case a.Rejects:
+		b.WriteString(": closed or dropped")
 	case a.Backend != "":
 		fmt.Fprintf(b, ": pool %s, backend %s", a.Pool, a.Backend)
 	default:

@@ -120,6 +120,7 @@ type Route struct {
 	sets     [][]layer4.MatcherSet // each inner set has one matcher
 	handlers []layer4.NextHandler
 	native   Forwarder // the only handler, where it can take flows from the engines
+	rejects  bool      // the only handler is a Rejecter
 	decider  Decider   // the only handler, where it names a Forwarder for each flow
 
 	byAddr   bool            // every matcher is an AddrMatcher
@@ -320,6 +321,7 @@ func (r *Route) provision(ctx caddy.Context) error {
 	}
 	if len(r.handlers) == 1 {
 		r.native, _ = r.handlers[0].(Forwarder)
+		_, r.rejects = r.handlers[0].(Rejecter)
 		r.decider, _ = r.handlers[0].(Decider)
 	}
 	return nil
@@ -488,6 +490,13 @@ type Forwarder interface {
 	// TCPDialer is the dialer for all connections of a place. It is called once
 	// for each.
 	TCPDialer(at *Place) tcprelay.Dialer
+}
+
+// Rejecter is a Forwarder that takes no flow. The listener closes a connection
+// of its route, and counts both that and the datagrams as rejected by a route.
+type Rejecter interface {
+	Forwarder
+	Rejects()
 }
 
 // AddrMatcher is a matcher that needs no bytes. Routes of such matchers alone

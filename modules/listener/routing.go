@@ -322,6 +322,10 @@ func (v *view) serveTCP(fd int, client, local netip.AddrPort) {
 			}
 			continue
 		}
+		if r.rejects && c.place.Load() == nil {
+			c.reject(v.stats.Turned)
+			return
+		}
 		if c.place.Load() == nil {
 			v.stats.Accepted.Inc()
 		}

@@ -144,6 +144,8 @@ func (ep *endpoint) Accept(o *tcprelay.Opening) tcprelay.Decision {
 		d = tcprelay.Take
 	case i == noRoute:
 		v.stats.NoRoute.Inc()
+	case v.routes[i].rejects:
+		v.stats.Turned.Inc()
 	default:
 		v.stats.Accepted.Inc()
 		o.Dialer = v.dialers[i]
