@@ -31,7 +31,7 @@ export TRY
 .PHONY: help build run test soak realclients lint fuzz fuzz-short bench xcaddy clean
 
 help: ## show this
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
 
 build: ## build bin/wayhouse
 	go build -o bin/wayhouse ./cmd/wayhouse
