@@ -53,14 +53,10 @@ func NewHints(max int) *Hints {
 	return &Hints{max: max, byAddr: make(map[netip.Addr]*hint)}
 }
 
-// normal is the address by which a client is known: one that carries an IPv4
-// address is that, and there is no zone.
-func normal(a netip.Addr) netip.Addr { return cidr.Plain(a) }
-
 // Set adds a hint or replaces the client's. It reports false when the table is
 // full: hints that are there are not pushed out by new ones.
 func (t *Hints) Set(client netip.Addr, pool string, ttl time.Duration) bool {
-	client = normal(client)
+	client = cidr.Plain(client)
 	now := time.Now()
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -94,7 +90,7 @@ func (t *Hints) Get(client netip.Addr) (pool string, ok bool) {
 	if len(t.byAddr) == 0 {
 		return "", false
 	}
-	h := t.byAddr[normal(client)]
+	h := t.byAddr[cidr.Plain(client)]
 	if h == nil || !time.Now().Before(h.expires) {
 		return "", false
 	}
@@ -106,7 +102,7 @@ func (t *Hints) Delete(client netip.Addr) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.sweepLocked(time.Now())
-	h := t.byAddr[normal(client)]
+	h := t.byAddr[cidr.Plain(client)]
 	if h == nil {
 		return false
 	}

@@ -6,7 +6,6 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
-	"strconv"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -16,8 +15,6 @@ import (
 )
 
 // What is named, listed and timed.
-
-func itoa(n int) string { return strconv.Itoa(n) }
 
 // nestedCIDRs looks at the lists of networks.
 func nestedCIDRs(d *document, found report) {

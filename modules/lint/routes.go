@@ -2,6 +2,7 @@ package lint
 
 import (
 	"encoding/json"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -207,7 +208,7 @@ func handshakeIdle(d *document, found report) {
 			}
 			where := "apps.wayhouse.pools." + h.Pool
 			if h.Pool == "" {
-				where = path + ".handle[" + itoa(k) + "]"
+				where = fmt.Sprintf("%s.handle[%d]", path, k)
 			}
 			found("handshake_idle", where+".idle_timeout", "%v is below %v, and the sniffer %s of %s cannot recognise a session that comes back: "+
 				"stay well above the keepalive of the protocol", time.Duration(*c.IdleTimeout), leastIdle, name, path)
