@@ -11,6 +11,7 @@ import (
 
 	poolhandler "github.com/wayhouse-proxy/wayhouse/handlers/pool"
 	"github.com/wayhouse-proxy/wayhouse/internal/caddyopt"
+	"github.com/wayhouse-proxy/wayhouse/internal/flowaddr"
 	"github.com/wayhouse-proxy/wayhouse/internal/metrics"
 	"github.com/wayhouse-proxy/wayhouse/internal/strictjson"
 	"github.com/wayhouse-proxy/wayhouse/modules/intent"
@@ -84,7 +85,7 @@ func (h *Handler) Handle(cx *layer4.Connection, next layer4.Handler) error {
 	if c := listener.ConnOf(cx); c != nil {
 		name, client = c.Listener(), c.Client()
 	} else {
-		client, _ = netip.ParseAddrPort(cx.RemoteAddr().String())
+		client = flowaddr.Of(cx.RemoteAddr())
 	}
 	if f := h.hinted(client.Addr(), name); f != nil {
 		return f.Handle(cx, next)
