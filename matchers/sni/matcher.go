@@ -21,8 +21,8 @@ func init() { caddy.RegisterModule(new(Matcher)) }
 // all of it has come, nothing is decided.
 type Matcher struct {
 	// Names: example.com itself, *.example.com for the names below it at any
-	// depth, .example.com for both. Case and one trailing dot do not matter.
-	// Placeholders are replaced at load. At least one is needed.
+	// depth, .example.com for both. Case and one trailing dot do not matter. At
+	// least one is needed.
 	Host []string `json:"host,omitempty"`
 
 	hosts *sniff.Hosts
