@@ -300,6 +300,9 @@ func (a *App) Start() (err error) {
 		a.engines = nil
 		err = errors.Join(err, listener.ReleaseEngines())
 	}()
+	if err = a.checkOtherApps(); err != nil {
+		return err
+	}
 	if got := a.engines.TCP.Workers(); got != workers {
 		a.logger.Warn("the number of workers changes with the next start of the process", zap.Int("running", got), zap.Int("configured", workers))
 	}
