@@ -85,7 +85,11 @@ func (*App) CaddyModule() caddy.ModuleInfo {
 // UnmarshalJSON decodes the app with errors that name the path.
 func (a *App) UnmarshalJSON(b []byte) error {
 	type plain App
-	return strictjson.Unmarshal(b, (*plain)(a))
+	err := strictjson.Unmarshal(b, (*plain)(a))
+	if err != nil {
+		instances.refused()
+	}
+	return err
 }
 
 // appKey finds the app in the context of the modules it loads.

@@ -82,6 +82,16 @@ func (l *lifetimes) gone(a *App) {
 	}
 }
 
+// refused hears of a config that could not be decoded: such an app is never
+// provisioned and cleaned up.
+func (l *lifetimes) refused() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.current != nil {
+		reloads.WithLabelValues("error").Inc()
+	}
+}
+
 // watcher ends or moves flows whose backend is down or gone.
 type watcher struct{}
 

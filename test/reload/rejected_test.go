@@ -162,8 +162,8 @@ func TestRejected(t *testing.T) {
 		if now := config(); err != nil && now != running {
 			t.Errorf("%s: the running config has changed from %s to %s", m.name, running, now)
 		}
-		// What Caddy finds while it reads the document never reaches the app.
-		if err != nil && m.make != nil && !strings.Contains(err.Error(), "loading wayhouse app module: decoding module config") {
+		// What is no JSON never reaches the app.
+		if err != nil && m.make != nil {
 			counted++
 		}
 		if i%4 == 0 {
