@@ -31,18 +31,18 @@ type Check interface {
 
 // Settings are the options of every kind of check. A kind embeds them.
 type Settings struct {
-	// How often each backend is checked. Default: 2s.
+	// How often each backend is checked. Zero is refused. Default: 2s.
 	Interval *caddy.Duration `json:"interval,omitempty"`
 
-	// How long one check may take. Default: 500ms.
+	// How long one check may take. Zero is refused. Default: 500ms.
 	Timeout *caddy.Duration `json:"timeout,omitempty"`
 
 	// How many checks in a row must succeed before a backend that is down takes
-	// new flows again. Default: 2.
+	// new flows again. At least 1. Default: 2.
 	Rise *int `json:"rise,omitempty"`
 
-	// How many failures in a row, of checks or of flows, put a backend down.
-	// Default: 3.
+	// How many failures in a row, of checks or of flows, put a backend down. At
+	// least 1. Default: 3.
 	Fall *int `json:"fall,omitempty"`
 
 	// Sources are the addresses checks come from, the first one of the
@@ -128,7 +128,8 @@ func lateBind(_, _ string, c syscall.RawConn) error {
 
 // NoVerdict reports that a check failed for a reason of our own: a shortage of
 // descriptors, ports, memory or buffers, a local rule against sending, a panic
-// of the check, or the end of the Runner. Such a failure says nothing about the backend.
+// of the check, or the end of the Runner. Such a failure says nothing about the
+// backend.
 func NoVerdict(err error) bool {
 	var errno syscall.Errno
 	if errors.As(err, &errno) {

@@ -25,13 +25,14 @@ func init() { caddy.RegisterModule(new(HTTP)) }
 type HTTP struct {
 	Settings
 
-	// The path to request, with the query if there is one. Default: /.
+	// The path to request, which begins with /, with the query if there is one.
+	// Default: /.
 	Path string `json:"path,omitempty"`
 
-	// The port to ask. Default: the backend's.
+	// The port to ask, from 1 to 65535. Default: the backend's.
 	Port int `json:"port,omitempty"`
 
-	// The status of a healthy backend. Default: 200.
+	// The status of a healthy backend, from 200 to 599. Default: 200.
 	Status *int `json:"status,omitempty"`
 
 	// The Host header. Default: the address that is asked.
@@ -52,10 +53,13 @@ func (*HTTP) CaddyModule() caddy.ModuleInfo {
 // maxBody bounds what is read of an answer's header and of its body.
 const maxBody = 64 << 10
 
-// Provision sets the defaults.
-func (c *HTTP) Provision(ctx caddy.Context) error {
+// Provision sets the defaults and reads the path.
+func (c *HTTP) Provision(ctx caddy.Context) (err error) {
 	if c.Path == "" {
 		c.Path = "/"
+	}
+	if c.path, err = url.ParseRequestURI(c.Path); err != nil || !strings.HasPrefix(c.Path, "/") {
+		return fmt.Errorf("path: %q is not a path that starts with /", c.Path)
 	}
 	or(&c.Status, http.StatusOK)
 	c.client = &http.Client{
@@ -78,11 +82,6 @@ func (c *HTTP) Provision(ctx caddy.Context) error {
 
 // Validate checks what Provision has left.
 func (c *HTTP) Validate() error {
-	u, err := url.ParseRequestURI(c.Path)
-	if err != nil || !strings.HasPrefix(c.Path, "/") {
-		return fmt.Errorf("path: %q is not a path that starts with /", c.Path)
-	}
-	c.path = u
 	if c.Port < 0 || c.Port > 65535 {
 		return fmt.Errorf("port: %d is not between 1 and 65535", c.Port)
 	}

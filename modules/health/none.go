@@ -14,7 +14,8 @@ func init() { caddy.RegisterModule(new(None)) }
 // None asks nothing: for games without a request that can be repeated. Health
 // then comes from flows alone. As nothing could speak for a backend that is
 // down, it is given another chance after rise intervals, so a backend that
-// stays dead keeps going down and up.
+// stays dead keeps going down and up, and the pool's on_backend_down hold ends
+// no session unless its time is shorter than that.
 type None struct{ Settings }
 
 // CaddyModule returns the Caddy module information.

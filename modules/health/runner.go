@@ -48,7 +48,8 @@ func (r *Rhythm) claim(now time.Time, interval time.Duration) (next time.Time, o
 	return now.Add(interval), true
 }
 
-// due returns when to claim, and false for a backend that has no plan yet. A check in progress is another Runner's, which may cut it short.
+// due returns when to claim, and false for a backend that has no plan yet. A
+// check in progress is another Runner's, which may cut it short.
 func (r *Rhythm) due(now time.Time, interval time.Duration) (time.Time, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

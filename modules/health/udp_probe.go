@@ -20,7 +20,7 @@ func init() { caddy.RegisterModule(new(UDPProbe)) }
 type UDPProbe struct {
 	Settings
 
-	// The datagram to send, as hex:… or ascii:…. Required.
+	// The datagram to send, as hex:… or ascii:…, of 1 to 65507 bytes. Required.
 	Send string `json:"send,omitempty"`
 
 	// What the answer has to begin with, as hex:… or ascii:…. Datagrams that
