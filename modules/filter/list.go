@@ -11,10 +11,8 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
-	"os"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -46,8 +44,7 @@ const (
 	urlList
 )
 
-// list is a list of networks. What is below mu belongs to whoever holds it; the
-// content is swapped whole.
+// list is a list of networks. The content is swapped whole.
 type list struct {
 	kind  listKind
 	where string        // path or URL
@@ -58,14 +55,11 @@ type list struct {
 	interval atomic.Int64
 	logger   atomic.Pointer[zap.Logger]
 
-	mu        sync.Mutex
-	followers int
-	cancel    context.CancelFunc
-	done      chan struct{}
+	following
 
-	readMu sync.Mutex // guards what follows
-	seen   fileState
-	etag   string
+	readMu sync.Mutex // guards file
+	file   file
+	etag   string    // the worker's
 	once   sync.Once // closes tried
 }
 
@@ -89,7 +83,7 @@ func takeList(kind listKind, where string) (*list, error) {
 		return nil, errors.New("the path is empty")
 	}
 	v, loaded, err := lists.LoadOrNew(listKey{kind, where}, func() (caddy.Destructor, error) {
-		l := &list{kind: kind, where: where, name: name, tried: make(chan struct{})}
+		l := &list{kind: kind, where: where, name: name, tried: make(chan struct{}), file: file{path: where}}
 		if kind == fileList {
 			return l, l.read()
 		}
@@ -144,35 +138,15 @@ func loopback(host string) bool {
 	return host == "localhost" || err == nil && a.Unmap().IsLoopback()
 }
 
-// follow counts a follower in. The first begins the worker; interval and logger
-// are those of whoever came last.
+// follow counts a follower in. interval and logger are those of whoever came
+// last.
 func (l *list) follow(interval time.Duration, logger *zap.Logger) {
 	l.interval.Store(int64(interval))
 	l.logger.Store(logger.With(zap.String("source", l.name)))
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.followers++; l.followers > 1 {
-		return
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	l.cancel, l.done = cancel, make(chan struct{})
-	go func(done chan struct{}) {
-		defer close(done)
-		if l.kind == fileList {
-			l.watch(ctx)
-		} else {
-			l.refresh(ctx)
-		}
-	}(l.done)
-}
-
-// leave counts a follower out.
-func (l *list) leave() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.followers--; l.followers == 0 {
-		l.cancel()
-		<-l.done
+	if l.kind == fileList {
+		l.enter(l.watch)
+	} else {
+		l.enter(l.refresh)
 	}
 }
 
@@ -191,21 +165,6 @@ func (l *list) good(result string) {
 	listLastOK.WithLabelValues(l.name).SetToCurrentTime()
 }
 
-// fileState is what tells one version of a file from the next.
-type fileState struct {
-	inode    uint64
-	size     int64
-	modified time.Time
-	settled  bool // it was old enough when it was read not to have changed since without a trace
-}
-
-const (
-	filePoll = time.Second
-	// fileSettles is how long a file may change again without another time
-	// of change, at most.
-	fileSettles = 2 * time.Second
-)
-
 var errEmptyFile = errors.New("the file has no line: write a comment into it if it is meant to be empty")
 
 // read reads the file, if it is not the one that was read before.
@@ -213,39 +172,21 @@ func (l *list) read() error {
 	l.readMu.Lock()
 	defer l.readMu.Unlock()
 	defer l.settled()
-	f, err := os.OpenFile(l.where, os.O_RDONLY|syscall.O_NONBLOCK, 0)
-	if err != nil {
+	content, now, changed, err := l.file.read(maxList)
+	switch {
+	case err != nil:
 		return err
-	}
-	defer f.Close()
-	info, err := f.Stat()
-	if err != nil {
-		return err
-	}
-	if !info.Mode().IsRegular() {
-		return fmt.Errorf("%s is not a regular file", l.where)
-	}
-	now := fileState{size: info.Size(), modified: info.ModTime()}
-	if st, ok := info.Sys().(*syscall.Stat_t); ok {
-		now.inode = st.Ino
-	}
-	if l.seen.settled && l.seen.inode == now.inode && l.seen.size == now.size && l.seen.modified.Equal(now.modified) {
+	case !changed:
 		listLastOK.WithLabelValues(l.name).SetToCurrentTime()
 		return nil
-	}
-	now.settled = time.Since(now.modified) > fileSettles
-	content, err := io.ReadAll(io.LimitReader(f, maxList+1))
-	if err != nil {
-		return err
-	}
-	if len(content) == 0 {
+	case len(content) == 0:
 		return fmt.Errorf("%s: %w", l.where, errEmptyFile)
 	}
 	set, err := parseList(content)
 	if err != nil {
 		return fmt.Errorf("%s:%w", l.where, err)
 	}
-	l.seen = now
+	l.file.seen = now
 	l.took(set)
 	return nil
 }
@@ -253,15 +194,8 @@ func (l *list) read() error {
 // watch looks at the file again and again. A failure is told when it is a new
 // one.
 func (l *list) watch(ctx context.Context) {
-	tick := time.NewTicker(filePoll)
-	defer tick.Stop()
 	told := ""
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
+	every(ctx, filePoll, func() {
 		before := l.set.Load()
 		err := l.read()
 		switch {
@@ -275,7 +209,7 @@ func (l *list) watch(ctx context.Context) {
 				l.logger.Load().Info("list of networks has changed", zap.Int("networks", now.Len()), zap.Int("before", before.Len()))
 			}
 		}
-	}
+	})
 }
 
 // Bounds of asking a URL.

@@ -21,6 +21,7 @@ import (
 	"github.com/wayhouse-proxy/wayhouse/internal/metrics"
 	"github.com/wayhouse-proxy/wayhouse/internal/strictjson"
 	"github.com/wayhouse-proxy/wayhouse/internal/suggest"
+	"github.com/wayhouse-proxy/wayhouse/modules/filter"
 	"github.com/wayhouse-proxy/wayhouse/modules/listener"
 	"github.com/wayhouse-proxy/wayhouse/modules/pool"
 	"github.com/wayhouse-proxy/wayhouse/modules/resolver"
@@ -46,6 +47,15 @@ type App struct {
 	// Bounds for the whole process. Default: none.
 	Limits listener.Limits `json:"limits,omitzero"`
 
+	// A database of countries in MaxMind's format, for the filter geo. It is read
+	// again when the file changes. Placeholders are replaced at load. Default:
+	// none.
+	GeoDB string `json:"geo_db,omitempty"`
+
+	// A database of autonomous systems in MaxMind's format, for the filter geo.
+	// Default: none.
+	GeoASNDB string `json:"geo_asn_db,omitempty"`
+
 	// The pools, by name.
 	Pools map[string]*pool.Config `json:"pools,omitempty"`
 
@@ -67,6 +77,8 @@ type App struct {
 
 	sniffers     *sniff.Set
 	snifferHosts map[string]any
+
+	geo filter.GeoDBs
 
 	resolvers map[string]*resolver.Host
 
@@ -135,6 +147,10 @@ func (a *App) Provision(ctx caddy.Context) error {
 		return err
 	}
 	inside = a.sniffers.In(inside)
+	if err := a.openGeoDBs(); err != nil {
+		return err
+	}
+	inside = a.geo.In(inside)
 	a.ctx = inside
 	for _, name := range slices.Sorted(maps.Keys(a.Pools)) {
 		if err := a.addPool(name, a.Pools[name]); err != nil {
@@ -175,6 +191,21 @@ func (a *App) loadSniffers(ctx caddy.Context) (err error) {
 	}
 	if a.sniffers, err = sniff.NewSet(ctx, a.snifferHosts); err != nil {
 		return fmt.Errorf("sniffers.%w", err)
+	}
+	return nil
+}
+
+func (a *App) openGeoDBs() (err error) {
+	repl := caddy.NewReplacer()
+	if a.GeoDB != "" {
+		if a.geo.Country, err = filter.OpenGeoDB(filter.Countries, repl.ReplaceAll(a.GeoDB, "")); err != nil {
+			return fmt.Errorf("geo_db: %w", err)
+		}
+	}
+	if a.GeoASNDB != "" {
+		if a.geo.ASN, err = filter.OpenGeoDB(filter.Systems, repl.ReplaceAll(a.GeoASNDB, "")); err != nil {
+			return fmt.Errorf("geo_asn_db: %w", err)
+		}
 	}
 	return nil
 }
@@ -412,7 +443,7 @@ func (a *App) Cleanup() error {
 		p.Cleanup()
 	}
 	instances.gone(a)
-	return nil
+	return a.geo.Close()
 }
 
 // Listening is where the listener of that name listens.

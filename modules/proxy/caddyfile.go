@@ -27,6 +27,8 @@ func init() { httpcaddyfile.RegisterGlobalOption("wayhouse", parseGlobalOption) 
 //			max_udp_sessions         <number>
 //			max_new_sessions_per_sec <number>
 //		}
+//		geo_db         <path>
+//		geo_asn_db     <path>
 //		pool <name> {
 //			to <targets...>
 //			...
@@ -78,6 +80,8 @@ func (a *App) caddyfileOptions() caddyopt.Options {
 		"workers":        caddyopt.Int(&a.Workers),
 		"shutdown_grace": caddyopt.Ptr(&a.ShutdownGrace, caddyopt.Duration),
 		"limits":         caddyopt.Nested(a.Limits.CaddyfileOptions()),
+		"geo_db":         caddyopt.String(&a.GeoDB),
+		"geo_asn_db":     caddyopt.String(&a.GeoASNDB),
 		"pool":           caddyopt.Many(caddyopt.Func(a.unmarshalPool)),
 		"resolver":       caddyopt.Many(caddyopt.Func(a.unmarshalResolver)),
 		"sniffers":       sniff.CaddyfileOption(&a.SniffersRaw),
