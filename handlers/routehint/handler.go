@@ -59,10 +59,15 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 
 // Decide implements listener.Decider.
 func (h *Handler) Decide(_ *layer4.Connection, c listener.Conn, _ bool) (listener.Forwarder, error) {
-	if f := h.hinted(c.Client().Addr(), c.Listener()); f != nil {
-		return f, nil
+	return h.DecideAddr(c.Client(), c.Local(), c.Listener()), nil
+}
+
+// DecideAddr implements listener.AddrDecider.
+func (h *Handler) DecideAddr(client, _ netip.AddrPort, name string) listener.Forwarder {
+	if f := h.hinted(client.Addr(), name); f != nil {
+		return f
 	}
-	return nil, nil
+	return nil
 }
 
 // hinted is the way to the pool of a client's hint, nil without one.
@@ -105,5 +110,5 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 var (
 	_ caddy.Provisioner     = (*Handler)(nil)
 	_ caddyfile.Unmarshaler = (*Handler)(nil)
-	_ listener.Decider      = (*Handler)(nil)
+	_ listener.AddrDecider  = (*Handler)(nil)
 )

@@ -5,6 +5,7 @@ package firstbytes
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"strconv"
 
 	"github.com/caddyserver/caddy/v2"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/wayhouse-proxy/wayhouse/internal/caddyopt"
 	"github.com/wayhouse-proxy/wayhouse/internal/strictjson"
+	"github.com/wayhouse-proxy/wayhouse/modules/listener"
 	"github.com/wayhouse-proxy/wayhouse/modules/sniff"
 )
 
@@ -89,7 +91,11 @@ func (m *Matcher) Validate() error {
 
 // Match implements layer4.ConnMatcher.
 func (m *Matcher) Match(cx *layer4.Connection) (bool, error) {
-	f := sniff.Of(cx)
+	return m.MatchFlow(sniff.Of(cx), netip.AddrPort{}, netip.AddrPort{})
+}
+
+// MatchFlow implements listener.FlowMatcher.
+func (m *Matcher) MatchFlow(f *sniff.Flow, _, _ netip.AddrPort) (bool, error) {
 	if f.Empty() {
 		return false, layer4.ErrConsumedAllPrefetchedBytes
 	}
@@ -166,5 +172,5 @@ var (
 	_ caddy.Provisioner     = (*Matcher)(nil)
 	_ caddy.Validator       = (*Matcher)(nil)
 	_ caddyfile.Unmarshaler = (*Matcher)(nil)
-	_ layer4.ConnMatcher    = (*Matcher)(nil)
+	_ listener.FlowMatcher  = (*Matcher)(nil)
 )

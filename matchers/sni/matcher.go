@@ -4,6 +4,7 @@ package sni
 
 import (
 	"errors"
+	"net/netip"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/wayhouse-proxy/wayhouse/internal/caddyopt"
 	"github.com/wayhouse-proxy/wayhouse/internal/strictjson"
+	"github.com/wayhouse-proxy/wayhouse/modules/listener"
 	"github.com/wayhouse-proxy/wayhouse/modules/sniff"
 )
 
@@ -58,7 +60,12 @@ func (m *Matcher) Validate() error {
 
 // Match implements layer4.ConnMatcher.
 func (m *Matcher) Match(cx *layer4.Connection) (bool, error) {
-	name, v := sniff.Of(cx).ServerName()
+	return m.MatchFlow(sniff.Of(cx), netip.AddrPort{}, netip.AddrPort{})
+}
+
+// MatchFlow implements listener.FlowMatcher.
+func (m *Matcher) MatchFlow(f *sniff.Flow, _, _ netip.AddrPort) (bool, error) {
+	name, v := f.ServerName()
 	if v == sniff.Undecided {
 		return false, layer4.ErrConsumedAllPrefetchedBytes
 	}
@@ -81,5 +88,5 @@ var (
 	_ caddy.Provisioner     = (*Matcher)(nil)
 	_ caddy.Validator       = (*Matcher)(nil)
 	_ caddyfile.Unmarshaler = (*Matcher)(nil)
-	_ layer4.ConnMatcher    = (*Matcher)(nil)
+	_ listener.FlowMatcher  = (*Matcher)(nil)
 )

@@ -4,6 +4,7 @@ package sniffer
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/wayhouse-proxy/wayhouse/internal/caddyopt"
 	"github.com/wayhouse-proxy/wayhouse/internal/strictjson"
+	"github.com/wayhouse-proxy/wayhouse/modules/listener"
 	"github.com/wayhouse-proxy/wayhouse/modules/sniff"
 )
 
@@ -75,7 +77,12 @@ func (m *Matcher) Sniffers() []*sniff.Named { return []*sniff.Named{m.named} }
 
 // Match implements layer4.ConnMatcher.
 func (m *Matcher) Match(cx *layer4.Connection) (bool, error) {
-	v, h := sniff.Of(cx).Ask(m.named)
+	return m.MatchFlow(sniff.Of(cx), netip.AddrPort{}, netip.AddrPort{})
+}
+
+// MatchFlow implements listener.FlowMatcher.
+func (m *Matcher) MatchFlow(f *sniff.Flow, _, _ netip.AddrPort) (bool, error) {
+	v, h := f.Ask(m.named)
 	switch {
 	case v == sniff.Unrecognised || v == sniff.Recognised && h.Reject:
 		return false, nil
@@ -106,6 +113,6 @@ func (m *Matcher) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 var (
 	_ caddy.Provisioner     = (*Matcher)(nil)
 	_ caddyfile.Unmarshaler = (*Matcher)(nil)
-	_ layer4.ConnMatcher    = (*Matcher)(nil)
+	_ listener.FlowMatcher  = (*Matcher)(nil)
 	_ sniff.User            = (*Matcher)(nil)
 )

@@ -6,6 +6,7 @@ package ticket
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -16,6 +17,7 @@ import (
 	"github.com/wayhouse-proxy/wayhouse/internal/flowaddr"
 	"github.com/wayhouse-proxy/wayhouse/internal/strictjson"
 	"github.com/wayhouse-proxy/wayhouse/internal/ticket"
+	"github.com/wayhouse-proxy/wayhouse/modules/listener"
 	"github.com/wayhouse-proxy/wayhouse/modules/sniff"
 )
 
@@ -100,10 +102,15 @@ func (m *Matcher) Validate() error {
 	return nil
 }
 
-// Match reports whether the flow has a good ticket. A datagram is whole; of a
-// stream more is waited for while what there is may be the beginning of one.
+// Match implements layer4.ConnMatcher.
 func (m *Matcher) Match(cx *layer4.Connection) (bool, error) {
-	in := sniff.Of(cx).Input()
+	return m.MatchFlow(sniff.Of(cx), flowaddr.Of(cx.RemoteAddr()), netip.AddrPort{})
+}
+
+// MatchFlow reports whether the flow has a good ticket. A datagram is whole; of
+// a stream more is waited for while what there is may be the beginning of one.
+func (m *Matcher) MatchFlow(f *sniff.Flow, client, _ netip.AddrPort) (bool, error) {
+	in := f.Input()
 	b := in.Bytes
 	if len(b) < m.Offset+ticket.Len {
 		if in.UDP() || !m.checker.MayBegin(b[min(m.Offset, len(b)):]) {
@@ -111,7 +118,7 @@ func (m *Matcher) Match(cx *layer4.Connection) (bool, error) {
 		}
 		return false, layer4.ErrConsumedAllPrefetchedBytes
 	}
-	return m.checker.Check(b[m.Offset:], flowaddr.Of(cx.RemoteAddr()).Addr(), time.Now()) == nil, nil
+	return m.checker.Check(b[m.Offset:], client.Addr(), time.Now()) == nil, nil
 }
 
 // UnmarshalCaddyfile sets up the matcher from Caddyfile tokens. Syntax:
@@ -137,5 +144,5 @@ var (
 	_ caddy.Provisioner     = (*Matcher)(nil)
 	_ caddy.Validator       = (*Matcher)(nil)
 	_ caddyfile.Unmarshaler = (*Matcher)(nil)
-	_ layer4.ConnMatcher    = (*Matcher)(nil)
+	_ listener.FlowMatcher  = (*Matcher)(nil)
 )

@@ -38,15 +38,16 @@ type TCPConn struct {
 	why      atomic.Uint32 // relay.Reason, once something has ended it
 }
 
-// takeTCP makes a TCPConn of a socket, which it closes when it cannot.
-func takeTCP(fd int, client, local netip.AddrPort, v *view) (*TCPConn, error) {
+// takeTCP makes a TCPConn of a socket that was accepted some time ago, which it
+// closes when it cannot.
+func takeTCP(fd int, client, local netip.AddrPort, v *view, age time.Duration) (*TCPConn, error) {
 	f := os.NewFile(uintptr(fd), "tcp")
 	nc, err := net.FileConn(f) // duplicates
 	f.Close()
 	if err != nil {
 		return nil, err
 	}
-	c := &TCPConn{Conn: nc, client: client, local: local, view: v, opened: time.Now()}
+	c := &TCPConn{Conn: nc, client: client, local: local, view: v, opened: time.Now().Add(-age)}
 	taken.add(c)
 	return c, nil
 }

@@ -1,7 +1,6 @@
 package listener
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -295,15 +294,16 @@ func noRouteEnd() Outcome {
 
 // walk tells of a flow whose bytes are looked at.
 func (t *trace) walk() {
-	conn := &describedConn{q: t.q}
+	conn := &addrConn{t.q.UDP, t.q.Client, t.q.Local}
 	src := &describedSource{t: t}
-	t.w = newWalk(t.v, conn, src, time.Time{})
+	t.w = newWalk(t.v, conn, src, t.q.Client, t.q.Local, time.Time{})
 	t.w.trace, t.w.first.Trace = t, t.sniffer
+	var first []byte
 	if t.q.UDP {
-		t.w.buf, _ = src.more(time.Time{}, t.v.peek.MaxBytes)
+		first, _ = src.more(time.Time{}, t.v.peek.MaxBytes)
 	}
-	t.w.rewrap()
-	if t.w.mayBeRejected() {
+	t.w.show(first)
+	if t.w.mayBeRejected() == yes {
 		t.end(rejectedEnd())
 		return
 	}
@@ -424,7 +424,7 @@ func (t *trace) spentReason() string {
 func (t *trace) matcher(set int, m layer4.ConnMatcher, ok bool, err error) {
 	s := MatcherStep{Set: set, Name: moduleName(m), Verdict: "no"}
 	switch {
-	case errors.Is(err, layer4.ErrConsumedAllPrefetchedBytes), errors.Is(err, layer4.ErrMatchingBufferFull):
+	case wantsMore(err):
 		s.Verdict = "undecided"
 	case err != nil:
 		s.Verdict, s.Reason = "error", err.Error()

@@ -61,20 +61,23 @@ func (s *describedSource) datagrams() [][]byte {
 	return s.t.q.Pieces[:s.have]
 }
 
-// describedConn has the addresses of a described flow, for matchers.
-type describedConn struct{ q *Question }
+// addrConn has the addresses of a flow, for matchers, and nothing else.
+type addrConn struct {
+	udp           bool
+	client, local netip.AddrPort
+}
 
-func (c *describedConn) Read([]byte) (int, error)         { return 0, io.EOF }
-func (c *describedConn) Write([]byte) (int, error)        { return 0, io.ErrClosedPipe }
-func (c *describedConn) Close() error                     { return nil }
-func (c *describedConn) LocalAddr() net.Addr              { return c.addr(c.q.Local) }
-func (c *describedConn) RemoteAddr() net.Addr             { return c.addr(c.q.Client) }
-func (c *describedConn) SetDeadline(time.Time) error      { return nil }
-func (c *describedConn) SetReadDeadline(time.Time) error  { return nil }
-func (c *describedConn) SetWriteDeadline(time.Time) error { return nil }
+func (c *addrConn) Read([]byte) (int, error)         { return 0, io.EOF }
+func (c *addrConn) Write([]byte) (int, error)        { return 0, io.ErrClosedPipe }
+func (c *addrConn) Close() error                     { return nil }
+func (c *addrConn) LocalAddr() net.Addr              { return c.addr(c.local) }
+func (c *addrConn) RemoteAddr() net.Addr             { return c.addr(c.client) }
+func (c *addrConn) SetDeadline(time.Time) error      { return nil }
+func (c *addrConn) SetReadDeadline(time.Time) error  { return nil }
+func (c *addrConn) SetWriteDeadline(time.Time) error { return nil }
 
-func (c *describedConn) addr(a netip.AddrPort) net.Addr {
-	if c.q.UDP {
+func (c *addrConn) addr(a netip.AddrPort) net.Addr {
+	if c.udp {
 		return net.UDPAddrFromAddrPort(a)
 	}
 	return net.TCPAddrFromAddrPort(a)
@@ -82,6 +85,6 @@ func (c *describedConn) addr(a netip.AddrPort) net.Addr {
 
 // Interface guards
 var (
-	_ source   = (*describedSource)(nil)
-	_ net.Conn = (*describedConn)(nil)
+	_ datagramSource = (*describedSource)(nil)
+	_ net.Conn       = (*addrConn)(nil)
 )

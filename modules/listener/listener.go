@@ -117,7 +117,7 @@ type Route struct {
 	// What to do, in order.
 	HandlersRaw []json.RawMessage `json:"handle,omitempty" caddy:"namespace=layer4.handlers inline_key=handler"`
 
-	sets     [][]layer4.MatcherSet // each inner set has one matcher
+	sets     [][]asked
 	handlers []layer4.NextHandler
 	native   Forwarder // the only handler, where it can take flows from the engines
 	rejects  bool      // the only handler is a Rejecter
@@ -125,6 +125,7 @@ type Route struct {
 
 	byAddr   bool            // every matcher is an AddrMatcher
 	addrSets [][]AddrMatcher // the sets, when byAddr
+	prompt   bool            // no matcher may block: a worker may ask them
 }
 
 // Limits bound the whole process. Zero is no bound.
@@ -250,6 +251,11 @@ func (l *Listener) Provision(ctx caddy.Context, name string, binds Binds, limits
 	l.view = newView(l, grace)
 	l.view.plan = l.plan()
 	l.view.mayReject = l.view.plan.MayReject()
+	if !l.view.plan.Prompt() {
+		for _, r := range l.Routes {
+			r.prompt = r.prompt && !r.asksSniffers()
+		}
+	}
 	return nil
 }
 
@@ -289,6 +295,7 @@ const (
 )
 
 func (r *Route) provision(ctx caddy.Context) error {
+	raw := slices.Clone(r.MatcherSetsRaw) // loading them lets go of it
 	mods, err := ctx.LoadModule(r, "MatcherSetsRaw")
 	if err != nil {
 		return fmt.Errorf("match: %w", err)
@@ -298,12 +305,13 @@ func (r *Route) provision(ctx caddy.Context) error {
 		return fmt.Errorf("match: %w", err)
 	}
 	for _, set := range sets {
-		var single []layer4.MatcherSet
+		var all []asked
 		for _, m := range set {
-			single = append(single, layer4.MatcherSet{m})
+			all = append(all, newAsked(m))
 		}
-		r.sets = append(r.sets, single)
+		r.sets = append(r.sets, all)
 	}
+	r.prompt = promptSets(raw, true)
 	r.addrSets, r.byAddr = addrSets(sets)
 	mods, err = ctx.LoadModule(r, "HandlersRaw")
 	if err != nil {
@@ -358,14 +366,22 @@ func (r *Route) matchAddr(client, local netip.AddrPort) bool {
 func (l *Listener) plan() (p sniff.Plan) {
 	for _, r := range l.Routes {
 		for _, set := range r.sets {
-			for _, single := range set {
-				for _, m := range single {
-					p.Add(m)
-				}
+			for i := range set {
+				p.Add(set[i].matcher())
 			}
 		}
 	}
 	return p
+}
+
+// asksSniffers reports whether a matcher asks a sniffer.
+func (r *Route) asksSniffers() bool {
+	return slices.ContainsFunc(r.sets, func(set []asked) bool {
+		return slices.ContainsFunc(set, func(a asked) bool {
+			_, ok := a.matcher().(sniff.User)
+			return ok
+		})
+	})
 }
 
 // Handlers are the handlers of the listener's routes, for those who look for
@@ -508,6 +524,27 @@ type AddrMatcher interface {
 	// called from the engines' workers, many at a time, and must not block.
 	// IPv4-mapped addresses are IPv4.
 	MatchAddr(client, local netip.AddrPort) bool
+}
+
+// FlowMatcher is a matcher of first bytes that needs no layer4.Connection to
+// look at them, so that a worker can ask it at no cost.
+type FlowMatcher interface {
+	layer4.ConnMatcher
+
+	// MatchFlow is Match for what a listener has of a flow: what there is to see
+	// and the two addresses, of which IPv4-mapped ones are IPv4. Like Match it
+	// returns layer4.ErrConsumedAllPrefetchedBytes while more bytes may decide. It
+	// is called from the engines' workers, many at a time, and must not block.
+	MatchFlow(f *sniff.Flow, client, local netip.AddrPort) (bool, error)
+}
+
+// AddrDecider is a Decider that knows at once, by the addresses.
+type AddrDecider interface {
+	Decider
+
+	// DecideAddr is called instead of Decide, from the engines' workers too, and
+	// must not block. Without a Forwarder the flow goes on to the next route.
+	DecideAddr(client, local netip.AddrPort, listener string) Forwarder
 }
 
 // Decider is a handler that names a Forwarder for each flow, such as one that

@@ -3,6 +3,7 @@ package listener
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/netip"
@@ -12,6 +13,7 @@ import (
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
+	"github.com/wayhouse-proxy/wayhouse/internal/flowaddr"
 	"github.com/wayhouse-proxy/wayhouse/internal/relay"
 	"github.com/wayhouse-proxy/wayhouse/internal/relay/tcprelay"
 	"github.com/wayhouse-proxy/wayhouse/internal/relay/udprelay"
@@ -20,9 +22,12 @@ import (
 
 // A walk takes one flow through the routes, in strict order. A route that
 // cannot be decided on the bytes there are holds back all after it until more
-// bytes have come or the budget is spent.
+// bytes have come or the budget is spent. It may stop where bytes are wanted
+// that its source does not have yet, or where it would have to wait for somebody
+// and may not, and go on from there later.
 type walk struct {
 	v        *view
+	c        Conn     // of a flow in its goroutine; nil on a worker, where nothing may block
 	conn     net.Conn // what the matchers' connection wraps
 	src      source
 	buf      []byte
@@ -30,15 +35,93 @@ type walk struct {
 	spent    bool // no more bytes will be waited for
 	silent   bool // …and none have come: routes that need bytes are passed over
 	rejected bool // a sniffer wants the flow dropped
+	handled  bool // handlers have had it and left it to the routes after theirs
 
-	cx    *layer4.Connection
-	first *sniff.Flow // what cx has for matchers, and what sniffers say of it
+	client, local netip.AddrPort // as conn has them
+
+	stage stage
+	at    int       // the route it has come to
+	to    Forwarder // whom a decider has named…
+	place *Place    // …and for which place
+
+	first *sniff.Flow        // what matchers see, and what sniffers say of it
+	cx    *layer4.Connection // the same, for those who want that; see connection
+	stale bool               // cx has other bytes than buf
 
 	trace *trace // hears of every step of a flow that nobody has sent, else nil
 }
 
-func newWalk(v *view, conn net.Conn, src source, deadline time.Time) *walk {
-	return &walk{v: v, conn: conn, src: src, deadline: deadline, first: sniff.NewFlow(v.plan)}
+// stage is what is decided first, in this order.
+type stage uint8
+
+const (
+	rejecting stage = iota // whether a sniffer wants the flow dropped
+	hinting                // whether there is a hint for it
+	routing
+)
+
+func newWalk(v *view, conn net.Conn, src source, client, local netip.AddrPort, deadline time.Time) *walk {
+	return &walk{v: v, conn: conn, src: src, client: client, local: local, deadline: deadline, first: sniff.NewFlow(v.plan)}
+}
+
+// stop is why a walk has stopped.
+type stop uint8
+
+const (
+	atRoute     stop = iota // the route at matches and its handlers are to have the flow
+	atForwarder             // a decider has named one
+	atReject                // a sniffer wants the flow dropped
+	atEnd                   // no route matches, or one is undecided to the end
+	atBytes                 // the source has no more bytes yet
+	atWait                  // what comes next may block, and may not do so here
+)
+
+// next goes on to where the walk stops. After atRoute the walk goes on only
+// with continueOn.
+func (w *walk) next() (stop, error) {
+	if w.stage == rejecting {
+		switch w.mayBeRejected() {
+		case yes:
+			return atReject, nil
+		case later:
+			return atBytes, nil
+		case elsewhere:
+			return atWait, nil
+		}
+		w.stage = hinting
+	}
+	if w.stage == hinting {
+		if w.v.hint != nil {
+			if s, err := w.decide(w.v.hint, w.v.hinted); s != atRoute {
+				return s, err
+			}
+		}
+		w.stage = routing
+	}
+	for {
+		var got verdict
+		var err error
+		switch w.at, got, err = w.find(w.at); got {
+		case yes:
+		case later:
+			return atBytes, nil
+		case elsewhere:
+			return atWait, nil
+		default:
+			if w.rejected {
+				return atReject, nil
+			}
+			return atEnd, err
+		}
+		d := w.v.routes[w.at].decider
+		if d == nil || w.handled {
+			return atRoute, nil
+		}
+		if s, err := w.decide(d, w.v.places[w.at]); s != atRoute {
+			return s, err
+		}
+		w.at++
+	}
 }
 
 type verdict uint8
@@ -47,13 +130,21 @@ const (
 	no verdict = iota
 	yes
 	undecided
+
+	// Of a walk that cannot wait for an answer:
+	later     // when there are more bytes
+	elsewhere // where it may wait
 )
 
 // find returns the first route from i on that matches, or the verdict no when
 // none does, or undecided when the budget ended on route i.
 func (w *walk) find(i int) (int, verdict, error) {
 	for i < len(w.v.routes) {
-		got, err := w.v.routes[i].match(w.cx, w.trace)
+		r := w.v.routes[i]
+		if w.mayNotWait() && !r.prompt {
+			return i, elsewhere, nil
+		}
+		got, err := w.match(r)
 		means := w.judge(got, err)
 		if w.trace != nil {
 			w.trace.route(i, means, err)
@@ -73,24 +164,38 @@ func (w *walk) find(i int) (int, verdict, error) {
 		case cutOff:
 			return i, undecided, nil
 		case heldBack:
-			w.wait()
+			if !w.wait() {
+				return i, later, nil
+			}
 		}
 	}
 	return i, no, nil
 }
 
+// mayNotWait reports whether the walk is on a worker.
+func (w *walk) mayNotWait() bool { return w.c == nil && w.trace == nil }
+
 // mayBeRejected waits, where a sniffer of the listener may want a flow dropped,
 // until that is known or the budget is spent. That comes before everything else
 // that is decided about the flow.
-func (w *walk) mayBeRejected() bool {
+func (w *walk) mayBeRejected() verdict {
 	for w.v.mayReject {
-		var known bool
-		if w.rejected, known = w.first.Rejected(); known || w.spent {
+		if w.mayNotWait() && !w.v.plan.Prompt() {
+			return elsewhere
+		}
+		rejected, known := w.first.Rejected()
+		if rejected {
+			w.rejected = true
+			return yes
+		}
+		if known || w.spent {
 			break
 		}
-		w.wait()
+		if !w.wait() {
+			return later
+		}
 	}
-	return w.rejected
+	return no
 }
 
 // outcome is what becomes of a flow at a route.
@@ -124,43 +229,86 @@ func (w *walk) judge(got verdict, err error) outcome {
 	return heldBack
 }
 
-// wait gets more bytes for the matchers, or finds the budget spent.
-func (w *walk) wait() {
+// wait gets more bytes for the matchers, or finds the budget spent. It reports
+// false when the source has none yet.
+func (w *walk) wait() bool {
 	if len(w.buf) >= w.v.peek.MaxBytes {
-		w.spent = true
-		w.first.End()
-		return
+		w.end()
+		return true
 	}
 	buf, err := w.src.more(w.deadline, w.v.peek.MaxBytes)
+	if err == errNotYet {
+		return false
+	}
 	if len(buf) > len(w.buf) {
-		w.buf = buf
-		w.rewrap()
+		w.show(buf)
 	}
 	if err != nil {
-		w.spent, w.silent = true, len(w.buf) == 0
-		w.first.End()
+		w.end()
 	}
+	return true
 }
 
-// decide asks a decider, and gets more bytes for it while it wants some.
-func (w *walk) decide(d Decider, c Conn) (Forwarder, error) {
-	for {
-		f, err := d.Decide(w.cx, c, w.spent)
-		if w.spent || !errors.Is(err, layer4.ErrConsumedAllPrefetchedBytes) {
-			return f, err
+// end notes that no more bytes will be waited for.
+func (w *walk) end() {
+	w.spent, w.silent = true, len(w.buf) == 0
+	w.first.End()
+}
+
+// decide asks a decider, and gets more bytes for it while it wants some. It
+// answers atRoute where the flow is to go on to the routes.
+func (w *walk) decide(d Decider, at *Place) (stop, error) {
+	if a, ok := d.(AddrDecider); ok {
+		w.to = a.DecideAddr(w.client, w.local, w.v.name)
+	} else if w.mayNotWait() {
+		return atWait, nil
+	} else {
+		var err error
+		for {
+			w.to, err = d.Decide(w.connection(), w.c, w.spent)
+			if w.spent || !errors.Is(err, layer4.ErrConsumedAllPrefetchedBytes) {
+				break
+			}
+			w.wait()
 		}
-		w.wait()
+		if err != nil {
+			return atEnd, fmt.Errorf("no decision: %w", err)
+		}
 	}
+	if w.to == nil {
+		return atRoute, nil
+	}
+	w.place = at
+	return atForwarder, nil
 }
 
-// rewrap shows the matchers w.buf, keeping what earlier handlers and matchers
-// have left in the variables and the replacer.
-func (w *walk) rewrap() {
+// show lets matchers and sniffers find b, which is all that has come.
+func (w *walk) show(b []byte) {
+	w.buf, w.stale = b, true
+	var datagrams [][]byte
+	switch s := w.src.(type) {
+	case datagramSource:
+		datagrams = s.datagrams()
+	case *streamSource:
+		if w.conn.LocalAddr().Network() == "udp" && len(b) > 0 {
+			datagrams = [][]byte{b} // what a handler has left of them
+		}
+	}
+	w.first.Show(nil, b, datagrams)
+}
+
+// connection is the flow as caddy-l4's matchers and handlers see it, with what
+// earlier ones have left in the variables and the replacer. Our own matchers do
+// without, for making it costs more than all they do.
+func (w *walk) connection() *layer4.Connection {
+	if w.cx != nil && !w.stale {
+		return w.cx
+	}
 	old := w.cx
-	w.cx = layer4.WrapConnection(w.conn, w.buf, w.v.logger)
-	defer w.show(w.buf)
+	w.cx, w.stale = layer4.WrapConnection(w.conn, w.buf, w.v.logger), false
+	defer w.first.Attach(w.cx)
 	if old == nil {
-		return
+		return w.cx
 	}
 	w.cx.Context = keepVars(old.Context, w.cx.Context)
 	if vars, ok := old.Context.Value(layer4.VarsCtxKey).(map[string]any); ok {
@@ -169,19 +317,7 @@ func (w *walk) rewrap() {
 		}
 	}
 	w.cx.Replacer().Map(old.Replacer().Get)
-}
-
-// show lets matchers and sniffers find what there is to see beside w.cx.
-func (w *walk) show(matching []byte) {
-	var datagrams [][]byte
-	if u, ok := w.src.(*udpSource); ok {
-		datagrams = u.tmp
-	} else if d, ok := w.src.(*describedSource); ok {
-		datagrams = d.datagrams()
-	} else if w.conn.LocalAddr().Network() == "udp" && len(matching) > 0 {
-		datagrams = [][]byte{matching} // what a handler has left of them
-	}
-	w.first.Show(w.cx, matching, datagrams)
+	return w.cx
 }
 
 // keepVars is the context of an earlier connection with the variables and the
@@ -193,26 +329,27 @@ func keepVars(old, with context.Context) context.Context {
 
 // match asks the matchers of a route. One set must match; in a set every
 // matcher must. A definite no of one matcher decides a set in which another
-// still needs bytes. t hears of every matcher that was asked, unless it is nil.
-func (r *Route) match(cx *layer4.Connection, t *trace) (verdict, error) {
+// still needs bytes.
+func (w *walk) match(r *Route) (verdict, error) {
 	if len(r.sets) == 0 {
 		return yes, nil
 	}
 	result := no
 	for i, set := range r.sets {
 		got := yes
-		for _, m := range set {
-			ok, err := m.Match(cx)
-			if t != nil {
-				t.matcher(i, m[0], ok, err)
+		for k := range set {
+			ok, err := w.ask(&set[k])
+			if w.trace != nil {
+				w.trace.matcher(i, set[k].matcher(), ok, err)
 			}
 			switch {
-			case errors.Is(err, layer4.ErrConsumedAllPrefetchedBytes), errors.Is(err, layer4.ErrMatchingBufferFull):
-				got = undecided
-			case err != nil:
-				return no, err
-			case !ok:
+			case err == nil && ok:
+			case err == nil:
 				got = no
+			case wantsMore(err):
+				got = undecided
+			default:
+				return no, err
 			}
 			if got == no {
 				break
@@ -226,6 +363,38 @@ func (r *Route) match(cx *layer4.Connection, t *trace) (verdict, error) {
 		}
 	}
 	return result, nil
+}
+
+// wantsMore reports whether the error of a matcher says that it needs more
+// bytes.
+func wantsMore(err error) bool {
+	return errors.Is(err, layer4.ErrConsumedAllPrefetchedBytes) || errors.Is(err, layer4.ErrMatchingBufferFull)
+}
+
+// asked is a matcher in the forms in which it may be asked.
+type asked struct {
+	alone layer4.MatcherSet // of it and no other, as caddy-l4 asks it
+	flow  FlowMatcher       // itself, if it is one
+	addr  AddrMatcher       // likewise
+}
+
+func newAsked(m layer4.ConnMatcher) asked {
+	a := asked{alone: layer4.MatcherSet{m}}
+	a.flow, _ = m.(FlowMatcher)
+	a.addr, _ = m.(AddrMatcher)
+	return a
+}
+
+func (a *asked) matcher() layer4.ConnMatcher { return a.alone[0] }
+
+func (w *walk) ask(a *asked) (bool, error) {
+	switch {
+	case a.flow != nil:
+		return a.flow.MatchFlow(w.first, w.client, w.local)
+	case a.addr != nil && w.client.IsValid() && w.local.IsValid():
+		return a.addr.MatchAddr(w.client, w.local), nil
+	}
+	return a.alone.Match(w.connection())
 }
 
 // run calls the handlers of a route. When they let the flow through to the
@@ -277,9 +446,10 @@ func Socket(cx *layer4.Connection) net.Conn {
 	return nil
 }
 
-// serveTCP decides the route of a connection and sees it handled.
-func (v *view) serveTCP(fd int, client, local netip.AddrPort) {
-	c, err := takeTCP(fd, client, local, v)
+// serveTCP sees a connection handled. w is the walk that has begun to decide
+// its route on a worker; nil: none has.
+func (v *view) serveTCP(fd int, client, local netip.AddrPort, w *walk, age time.Duration) {
+	c, err := takeTCP(fd, client, local, v, age)
 	if err != nil {
 		v.stats.Abandoned(false, client.Addr())
 		if held, ok := acceptLog.allow(); ok {
@@ -293,54 +463,49 @@ func (v *view) serveTCP(fd int, client, local netip.AddrPort) {
 	}
 	defer c.Close() // nothing, when it was detached
 	defer v.contain(client, func() { c.because(relay.Error) })
-	w := newWalk(v, c, &tcpSource{c: c}, c.opened.Add(v.peek.Timeout))
-	w.rewrap()
-	if w.mayBeRejected() {
-		c.reject(v.stats.Rejected)
-		return
+	if w == nil {
+		w = newWalk(v, nil, nil, client, local, time.Time{})
+		w.show(nil)
 	}
-	if v.decideTCP(v.hint, w, c, v.hinted) {
-		return
-	}
-	for i := 0; ; i++ {
-		var got verdict
-		if i, got, err = w.find(i); got != yes {
+	w.goOn(c)
+	for {
+		s, err := w.next()
+		switch s {
+		case atForwarder:
+			v.stats.Accepted.Inc()
+			c.place.Store(w.place)
+			c.ForwardTCP(nil, w.to.TCPDialer(w.place))
+			return
+		case atReject, atEnd:
 			v.unmatched(client, err)
 			switch {
-			case c.place.Load() != nil: // a handler has had it
-			case w.rejected:
+			case w.handled: // a handler has had it
+			case s == atReject:
 				c.reject(v.stats.Rejected)
 			default:
 				c.reject(v.stats.NoRoute)
 			}
 			return
 		}
-		r := v.routes[i]
-		if r.decider != nil && w.conn == net.Conn(c) {
-			if v.decideTCP(r.decider, w, c, v.places[i]) {
-				return
-			}
-			continue
-		}
-		if r.rejects && c.place.Load() == nil {
+		r := v.routes[w.at]
+		if r.rejects && !w.handled {
 			c.reject(v.stats.Turned)
 			return
 		}
-		if c.place.Load() == nil {
+		c.place.Store(v.places[w.at])
+		if !w.handled {
 			v.stats.Accepted.Inc()
-		}
-		c.place.Store(v.places[i])
-		if r.native != nil && w.conn == net.Conn(c) {
-			c.ForwardTCP(nil, v.dialers[i])
-			return
-		}
-		if w.conn == net.Conn(c) {
+			if r.native != nil {
+				c.ForwardTCP(nil, v.dialers[w.at])
+				return
+			}
 			if err := c.discard(len(w.buf)); err != nil {
 				return
 			}
 		}
-		w.cx.SetVar(connVar, c)
-		through, err := r.run(w.cx)
+		cx := w.connection()
+		cx.SetVar(connVar, c)
+		through, err := r.run(cx)
 		if err != nil {
 			v.logger.Debug("handling a connection", zap.Stringer("remote", client), zap.Error(err))
 			c.because(relay.Error)
@@ -352,45 +517,6 @@ func (v *view) serveTCP(fd int, client, local netip.AddrPort) {
 	}
 }
 
-// decideTCP asks a decider, if there is one, and reports whether that was the
-// end of the walk.
-func (v *view) decideTCP(d Decider, w *walk, c *TCPConn, at *Place) bool {
-	if d == nil {
-		return false
-	}
-	f, err := w.decide(d, c)
-	switch {
-	case err != nil:
-		v.logger.Debug("no decision on a connection", zap.Stringer("remote", c.client), zap.Error(err))
-		c.reject(v.stats.NoRoute)
-	case f == nil:
-		return false
-	default:
-		v.stats.Accepted.Inc()
-		c.place.Store(at)
-		c.ForwardTCP(nil, f.TCPDialer(at))
-	}
-	return true
-}
-
-// decideUDP is decideTCP for a session.
-func (v *view) decideUDP(d Decider, w *walk, c *UDPConn, at *Place) bool {
-	if d == nil {
-		return false
-	}
-	f, err := w.decide(d, c)
-	switch {
-	case err != nil:
-		v.logger.Debug("no decision on a session", zap.Stringer("remote", c.client), zap.Error(err))
-	case f == nil:
-		return false
-	default:
-		c.place = at
-		v.native(c, f)
-	}
-	return true
-}
-
 // native hands a session to a handler that takes it from the engines, or counts
 // it out.
 func (v *view) native(c *UDPConn, f Forwarder) {
@@ -400,16 +526,29 @@ func (v *view) native(c *UDPConn, f Forwarder) {
 	}
 }
 
+// goOn lets a walk wait, from here on, for the bytes of a connection that has
+// left the engine.
+func (w *walk) goOn(c *TCPConn) {
+	w.c, w.conn, w.stale = c, c, true
+	w.src = &tcpSource{c: c, have: len(w.buf)}
+	w.deadline = c.opened.Add(w.v.peek.Timeout)
+}
+
 // continueOn makes what a handler has left behind the connection that the next
 // routes see. Its bytes are no longer in the socket.
 func (w *walk) continueOn(cx *layer4.Connection) {
-	w.buf = append([]byte(nil), cx.MatchingBytes()...)
-	w.conn, w.cx = unread{cx}, cx
-	w.src = &streamSource{conn: cx.Conn, buf: w.buf}
+	w.at++
+	w.handled = true
+	w.conn, w.client, w.local = unread{cx}, flowaddr.Of(cx.RemoteAddr()), flowaddr.Of(cx.LocalAddr())
+	left := cx.MatchingBytes()
+	own := append([]byte(nil), left...)
+	w.src = &streamSource{conn: cx.Conn, buf: own}
 	w.spent, w.silent = false, false
 	w.deadline = time.Now().Add(w.v.peek.Timeout)
 	w.first = sniff.NewFlow(w.v.plan)
-	w.show(cx.MatchingBytes())
+	w.show(left)
+	w.buf, w.cx, w.stale = own, cx, false
+	w.first.Attach(cx)
 }
 
 // unread is a connection without the bytes that its layer4.Connection has
@@ -467,38 +606,31 @@ func (v *view) serveUDP(uc *udprelay.Conn, client, local netip.AddrPort, worker 
 			c.End(relay.Error)
 		}
 	})
-	w := newWalk(v, c, &udpSource{c: uc}, time.Now().Add(v.peek.Timeout))
-	w.buf, _ = w.src.more(time.Time{}, v.peek.MaxBytes)
-	w.rewrap()
-	if w.mayBeRejected() {
-		why = relay.SnifferReject
-		return
-	}
-	if v.decideUDP(v.hint, w, c, v.hinted) {
-		return
-	}
-	for i := 0; ; i++ {
-		var got verdict
-		var err error
-		if i, got, err = w.find(i); got != yes {
-			if w.rejected {
-				why = relay.SnifferReject
-			}
+	w := newWalk(v, c, &udpSource{c: uc}, client, local, time.Now().Add(v.peek.Timeout))
+	w.c = c
+	first, _ := w.src.more(time.Time{}, v.peek.MaxBytes)
+	w.show(first)
+	for {
+		s, err := w.next()
+		switch s {
+		case atForwarder:
+			c.place = w.place
+			v.native(c, w.to)
+			return
+		case atReject:
+			why = relay.SnifferReject
+			return
+		case atEnd:
 			v.unmatched(client, err)
 			return
 		}
-		r := v.routes[i]
-		if r.decider != nil && w.conn == net.Conn(c) {
-			if v.decideUDP(r.decider, w, c, v.places[i]) {
-				return
-			}
-			continue
-		}
-		c.place = v.places[i]
-		if r.native != nil && w.conn == net.Conn(c) {
+		r := v.routes[w.at]
+		c.place = v.places[w.at]
+		if r.native != nil && !w.handled {
 			v.native(c, r.native)
 			return
 		}
+		cx := w.connection()
 		if !attached {
 			if !c.Attach() {
 				return
@@ -506,10 +638,10 @@ func (v *view) serveUDP(uc *udprelay.Conn, client, local netip.AddrPort, worker 
 			attached = true
 			// Handlers read datagram by datagram from c, not from the bytes that
 			// the matchers saw in one piece.
-			io.CopyN(io.Discard, w.cx, int64(len(w.cx.MatchingBytes())))
+			io.CopyN(io.Discard, cx, int64(len(cx.MatchingBytes())))
 		}
-		w.cx.SetVar(connVar, c)
-		through, err := r.run(w.cx)
+		cx.SetVar(connVar, c)
+		through, err := r.run(cx)
 		if err != nil {
 			v.logger.Debug("handling a session", zap.Stringer("remote", client), zap.Error(err))
 			c.End(relay.Error)

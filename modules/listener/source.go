@@ -21,6 +21,20 @@ type source interface {
 	more(deadline time.Time, limit int) ([]byte, error)
 }
 
+// datagramSource is a source of whole datagrams.
+type datagramSource interface {
+	// datagrams are those that more has last told of; nil on TCP.
+	datagrams() [][]byte
+}
+
+// errNotYet is the answer of a source that cannot wait and has nothing new.
+var errNotYet = errors.New("no more bytes yet")
+
+// shownSource is of a walk on a worker, which is shown what comes.
+type shownSource struct{}
+
+func (shownSource) more(time.Time, int) ([]byte, error) { return nil, errNotYet }
+
 // discard takes n bytes that were peeked out of the socket.
 func (c *TCPConn) discard(n int) error {
 	if n == 0 {
@@ -100,6 +114,8 @@ func (s *udpSource) more(deadline time.Time, limit int) ([]byte, error) {
 	}
 	return buf[:min(len(buf), limit)], err
 }
+
+func (s *udpSource) datagrams() [][]byte { return s.tmp }
 
 // streamSource reads what a handler has left behind.
 type streamSource struct {

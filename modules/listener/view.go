@@ -21,11 +21,14 @@ import (
 // after attach; endpoints reach it through one atomic pointer.
 //
 //	worker:  Accept, Open → admit → route by addresses → native handler → engine
-//	                                         ↓ bytes wanted   ↓ foreign
-//	goroutine:                     look at bytes → routes → handlers
+//	                                    ↓ bytes wanted      ↑      ↓ foreign
+//	                            TCP: look at bytes → routes ┘      ↓
+//	                                    ↓ may block                ↓
+//	goroutine:             look at bytes → routes →            handlers
 //
-// A flow whose route needs no bytes and has a native handler, which is the
-// usual one, is served by the worker alone.
+// A connection is served by the worker alone unless a handler is foreign, or
+// what decides its route may block; so is a UDP session whose route needs no
+// bytes.
 type view struct {
 	name      string
 	logger    *zap.Logger
@@ -49,6 +52,7 @@ type view struct {
 	hinted  *Place            // of flows that a hint has sent on
 	dialers []tcprelay.Dialer // by route, nil where the handler is not native
 	held    *relay.Path       // of UDP sessions that no engine forwards
+	looking *relay.Path       // of TCP connections whose route is being decided on a worker
 
 	refusing atomic.Bool // the process is ending
 }
@@ -65,6 +69,7 @@ func (v *view) attach(e *Engines) {
 	v.engines = e
 	v.cs = v.stats.Workers(max(e.TCP.Workers(), e.UDP.Workers()))
 	v.held = &relay.Path{Listener: v.name, Route: -1, Idle: heldIdle, Counters: v.cs, Owner: heldOwner{v.stats}}
+	v.looking = &relay.Path{Listener: v.name, Route: -1, Counters: v.cs, Owner: lookOwner{v.stats}}
 	v.hinted = v.place(-1)
 	v.places = make([]*Place, len(v.routes))
 	v.dialers = make([]tcprelay.Dialer, len(v.routes))
@@ -140,8 +145,7 @@ func (ep *endpoint) Accept(o *tcprelay.Opening) tcprelay.Decision {
 	i, known := v.straight(o.Client, o.Local)
 	switch {
 	case !known:
-		go v.serveTCP(o.FD, o.Client, o.Local)
-		d = tcprelay.Take
+		d = v.look(o)
 	case i == noRoute:
 		v.stats.NoRoute.Inc()
 	case v.routes[i].rejects:
@@ -169,7 +173,7 @@ func (ep *endpoint) early(fd int, client, local netip.AddrPort) {
 		unix.Close(fd)
 		return
 	}
-	v.serveTCP(fd, client, local)
+	v.serveTCP(fd, client, local, nil, 0)
 }
 
 // AcceptFailed implements tcprelay.Acceptor.

@@ -1,0 +1,128 @@
+package listener
+
+import (
+	"bytes"
+	"sync"
+	"syscall"
+
+	"github.com/wayhouse-proxy/wayhouse/internal/relay"
+	"github.com/wayhouse-proxy/wayhouse/internal/relay/tcprelay"
+	"github.com/wayhouse-proxy/wayhouse/modules/flow"
+	"github.com/wayhouse-proxy/wayhouse/modules/sniff"
+)
+
+// A look is the walk of a connection whose route is decided on the worker that
+// has accepted it: the engine has the socket and shows what is in it.
+//
+//	Accept → begin → [Look …] → the engine forwards or closes it
+//	                          → Taken → serveTCP, where the walk goes on
+//
+// It goes on in a goroutine where the route is for a foreign handler, and where
+// a matcher, a sniffer or a decider comes next that may block.
+type look struct {
+	walk walk
+	flow sniff.Flow
+	conn addrConn
+}
+
+// looks are those that are not in use. What one has grown is small: no more
+// than names and keys.
+var looks = sync.Pool{New: func() any { return new(look) }}
+
+// look decides about a new connection whose route is not known by its addresses
+// alone.
+func (v *view) look(o *tcprelay.Opening) tcprelay.Decision {
+	if len(v.routes) == 0 {
+		go v.serveTCP(o.FD, o.Client, o.Local, nil, 0)
+		return tcprelay.Take
+	}
+	l := looks.Get().(*look)
+	l.flow.Reset(v.plan)
+	l.conn = addrConn{client: o.Client, local: o.Local}
+	l.walk = walk{v: v, conn: &l.conn, src: shownSource{}, client: o.Client, local: o.Local, first: &l.flow}
+	l.walk.show(nil)
+	o.Looker, o.Path, o.Limit, o.Wait = l, v.looking, v.peek.MaxBytes, v.peek.Timeout
+	d := l.decide(o)
+	if d == tcprelay.Take {
+		l.Taken(o)
+	}
+	return d
+}
+
+// Look implements tcprelay.Looker.
+func (l *look) Look(o *tcprelay.Opening, seen []byte, final bool) tcprelay.Decision {
+	v := l.walk.v
+	d, done := tcprelay.Refuse, false
+	defer func() { // after a panic of a matcher the engine tells the owner of the path
+		switch {
+		case !done:
+			v.stats.Panics.Inc()
+		case d == tcprelay.Refuse:
+			v.stats.Abandoned(false, o.Client.Addr())
+		}
+	}()
+	l.walk.show(seen) // the engine's buffer: what it had is not there any more
+	if final {
+		l.walk.end()
+	}
+	d = l.decide(o)
+	done = true
+	return d
+}
+
+// decide takes the walk on and says what is to be done about the connection.
+// After an answer other than Peek and Take the look is not used any more.
+func (l *look) decide(o *tcprelay.Opening) tcprelay.Decision {
+	w := &l.walk
+	v := w.v
+	s, err := w.next()
+	switch {
+	case s == atBytes:
+		return tcprelay.Peek
+	case s == atRoute && v.routes[w.at].rejects:
+		v.stats.Turned.Inc()
+	case s == atWait, s == atRoute && v.dialers[w.at] == nil:
+		w.show(bytes.Clone(w.buf))
+		return tcprelay.Take
+	case s == atForwarder:
+		o.Dialer = w.to.TCPDialer(w.place)
+	case s == atRoute:
+		o.Dialer = v.dialers[w.at]
+	case s == atReject:
+		v.stats.Rejected.Inc()
+	default:
+		v.unmatched(w.client, err)
+		v.stats.NoRoute.Inc()
+	}
+	l.walk = walk{}
+	l.flow.Reset(nil)
+	looks.Put(l)
+	if o.Dialer == nil {
+		return tcprelay.Refuse
+	}
+	v.stats.Accepted.Inc()
+	return tcprelay.Forward
+}
+
+// Taken implements tcprelay.Looker.
+func (l *look) Taken(o *tcprelay.Opening) {
+	go l.walk.v.serveTCP(o.FD, o.Client, o.Local, &l.walk, o.Age)
+}
+
+// lookOwner counts out the connections that end while they are looked at, other
+// than by what the looking has come to.
+type lookOwner struct{ stats *flow.Listener }
+
+func (lookOwner) ConnectFailed(*relay.Path, relay.Failure, syscall.Errno) {}
+func (lookOwner) Answered(*relay.Path)                                    {}
+func (lookOwner) Failed(*relay.Path, relay.Failure, syscall.Errno)        {}
+
+func (o lookOwner) Closed(_ *relay.Path, s *relay.Info, why relay.Reason) {
+	o.stats.Closed(s, why)
+}
+
+// Interface guards
+var (
+	_ tcprelay.Looker = (*look)(nil)
+	_ relay.Owner     = lookOwner{}
+)
