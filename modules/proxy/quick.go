@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -77,10 +78,27 @@ func runQuick(fl caddycmd.Flags) (int, error) {
 	if err != nil {
 		return caddy.ExitCodeFailedStartup, err
 	}
+	if config, err = unsaved(config); err != nil {
+		return caddy.ExitCodeFailedStartup, err
+	}
 	if err := caddy.Load(config, true); err != nil {
 		return caddy.ExitCodeFailedStartup, err
 	}
 	select {} // until a signal ends the process
+}
+
+// unsaved keeps Caddy from saving a config for "run --resume", in the place of
+// the one that the host's real instance has saved there.
+func unsaved(config []byte) ([]byte, error) {
+	var c caddy.Config
+	if err := json.Unmarshal(config, &c); err != nil {
+		return nil, err
+	}
+	if c.Admin == nil {
+		c.Admin = new(caddy.AdminConfig)
+	}
+	c.Admin.Config = &caddy.ConfigSettings{Persist: new(bool)}
+	return json.Marshal(c)
 }
 
 // caddyfile checks the flags and writes the config that they mean.

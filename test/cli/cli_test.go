@@ -108,6 +108,9 @@ func TestQuickRuns(t *testing.T) {
 	}
 	asks(t, "udp", m[1])
 	asks(t, "tcp", m[2])
+	if strings.Contains(p.Log(), "autosaved config") {
+		t.Error("it has replaced the config that \"run --resume\" loads")
+	}
 	var pools []struct {
 		Name     string
 		Backends []struct{ Addr string }
