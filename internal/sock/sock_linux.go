@@ -221,6 +221,25 @@ func DialTCPAs(to, client netip.AddrPort) (fd int, errno unix.Errno) {
 	return dial(to, unix.SOCK_STREAM, func(fd int) error { return BindAs(fd, client) })
 }
 
+// IsLocal reports whether an address is one of this host, by an interface or by
+// a route.
+func IsLocal(a netip.Addr) bool {
+	if a.IsLoopback() || a.IsUnspecified() {
+		return true
+	}
+	to := netip.AddrPortFrom(a, discard)
+	fd, err := unix.Socket(family(to), unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return false
+	}
+	defer unix.Close(fd)
+	if unix.Connect(fd, ToSockaddr(to)) != nil { // nothing is sent
+		return false
+	}
+	from, err := LocalAddr(fd)
+	return err == nil && from.Addr() == a.Unmap().WithZone("")
+}
+
 // CanBindAs reports whether a socket to that address can have the client's: both
 // are of one family, and the client's means the same on every interface.
 func CanBindAs(client, to netip.AddrPort) bool {
