@@ -12,6 +12,7 @@ import (
 // pool of the wayhouse app, or the options of a pool. Syntax:
 //
 //	pool <name> {
+//		target_port same | offset <number> | <ports...>
 //		follow <listener> { ... }
 //	}
 //	pool {
@@ -24,6 +25,9 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	own := caddyopt.Options{"follow": caddyopt.Func(func(d *caddyfile.Dispenser) error {
 		h.Follow = new(Follow)
 		return h.Follow.unmarshal(d)
+	}), "target_port": caddyopt.Func(func(d *caddyfile.Dispenser) error {
+		h.TargetPort = new(TargetPort)
+		return h.TargetPort.unmarshal(d)
 	})}
 	if !d.NextArg() {
 		all := h.CaddyfileOptions()

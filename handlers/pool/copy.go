@@ -1,13 +1,11 @@
 package pool
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/netip"
-	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -15,7 +13,6 @@ import (
 	"github.com/mholt/caddy-l4/layer4"
 
 	"github.com/wayhouse-proxy/wayhouse/internal/relay"
-	"github.com/wayhouse-proxy/wayhouse/internal/sock"
 	"github.com/wayhouse-proxy/wayhouse/modules/balancer"
 	"github.com/wayhouse-proxy/wayhouse/modules/listener"
 	"github.com/wayhouse-proxy/wayhouse/modules/pool"
@@ -27,7 +24,7 @@ import (
 
 // copyStream copies a TCP-like connection.
 func (h *Handler) copyStream(cx *layer4.Connection, at *listener.Place, client, local netip.AddrPort) error {
-	up, b, err := h.dialTCP(client, local)
+	up, b, err := h.dialTCP(at, client, local)
 	if err != nil {
 		return err
 	}
@@ -68,7 +65,7 @@ func counters(cx *layer4.Connection, at *listener.Place) *relay.Counters {
 }
 
 // dialTCP connects to a backend, and to the next one while it fails.
-func (h *Handler) dialTCP(client, local netip.AddrPort) (net.Conn, *pool.Backend, error) {
+func (h *Handler) dialTCP(at *listener.Place, client, local netip.AddrPort) (net.Conn, *pool.Backend, error) {
 	s := h.pool.Settings()
 	f := balancer.Flow{Client: client, Local: local}
 	var tried []netip.AddrPort
@@ -78,11 +75,13 @@ func (h *Handler) dialTCP(client, local netip.AddrPort) (net.Conn, *pool.Backend
 		if result != pool.OK {
 			break
 		}
-		d := net.Dialer{Timeout: s.ConnectTimeout, KeepAlive: keepalive(s.Keepalive)}
-		if src := h.pool.Source(b.Addr().Addr()); src.IsValid() {
-			d.LocalAddr = net.TCPAddrFromAddrPort(netip.AddrPortFrom(src, 0))
+		path := h.path(at, b)
+		to, err := h.target(path, b, client, local)
+		if err != nil {
+			b.Release()
+			return nil, nil, fmt.Errorf("pool %s: %w", h.pool.Name(), err)
 		}
-		up, err := d.DialContext(context.Background(), "tcp", b.Addr().String())
+		up, err := connectTCP(path, client, to, h.pool.Source(to.Addr()), s.ConnectTimeout, keepalive(s.Keepalive))
 		if err == nil {
 			up.(*net.TCPConn).SetNoDelay(s.NoDelay)
 			return up, b, nil
@@ -124,12 +123,17 @@ func (h *Handler) copyDatagrams(cx *layer4.Connection, at *listener.Place, clien
 		return fmt.Errorf("pool %s: no backend to give", h.pool.Name())
 	}
 	defer b.Release()
-	up, err := dialUDP(b.Addr(), h.pool.Source(b.Addr().Addr()))
+	path := h.path(at, b)
+	to, err := h.target(path, b, client, local)
+	if err != nil {
+		return fmt.Errorf("pool %s: %w", h.pool.Name(), err)
+	}
+	up, err := connectUDP(path, client, to, h.pool.Source(to.Addr()))
 	if err != nil {
 		b.Passive(relay.ConnectFailure(errnoOf(err)))
 		return err
 	}
-	show(cx, h.path(at, b))
+	show(cx, path)
 	return pumpDatagrams(cx, up, at, watch(s.IdleTimeout, s.MaxLifetime, cutter(cx, up)), b)
 }
 
@@ -147,16 +151,6 @@ func pumpDatagrams(cx *layer4.Connection, up net.Conn, at *listener.Place, w *wa
 		return nil
 	}
 	return err
-}
-
-func dialUDP(to netip.AddrPort, source netip.Addr) (net.Conn, error) {
-	fd, errno := sock.DialUDP(to, source)
-	if errno != 0 {
-		return nil, errno
-	}
-	f := os.NewFile(uintptr(fd), "udp")
-	defer f.Close()
-	return net.FileConn(f)
 }
 
 // watcher ends a flow that is idle or too old.

@@ -1,7 +1,6 @@
 package pool
 
 import (
-	"context"
 	"net"
 	"net/netip"
 	"syscall"
@@ -12,7 +11,6 @@ import (
 	"github.com/wayhouse-proxy/wayhouse/internal/relay"
 	"github.com/wayhouse-proxy/wayhouse/internal/relay/tcprelay"
 	"github.com/wayhouse-proxy/wayhouse/internal/relay/udprelay"
-	"github.com/wayhouse-proxy/wayhouse/internal/sock"
 	"github.com/wayhouse-proxy/wayhouse/modules/flow"
 	"github.com/wayhouse-proxy/wayhouse/modules/listener"
 	"github.com/wayhouse-proxy/wayhouse/modules/pool"
@@ -40,19 +38,24 @@ const directKeepalive = 30 * time.Second
 
 func (d *Direct) path(at *listener.Place) *relay.Path {
 	return &relay.Path{
-		Listener: at.Listener, Route: at.Route, Pool: d.Name, Backend: d.To,
+		Listener: at.Listener, Route: at.Route, Pool: d.Name, Backend: d.To, Transparent: at.Transparent,
 		Idle: d.IdleTimeout, Counters: at.Counters, Owner: directOwner{at.Stats},
 	}
 }
 
 // ForwardUDP implements listener.Forwarder.
 func (d *Direct) ForwardUDP(o *udprelay.Opening, at *listener.Place) udprelay.Decision {
-	fd, errno := sock.DialUDP(d.To, netip.Addr{})
+	path := d.path(at)
+	if path.Transparent && listener.Loops(o.Client, d.To) {
+		o.Reason = relay.Loop
+		return udprelay.Refuse
+	}
+	fd, errno := dialUDP(path, o.Client, d.To, netip.Addr{})
 	if errno != 0 {
 		o.Reason = relay.UpstreamBind
 		return udprelay.Refuse
 	}
-	o.Path, o.FD = d.path(at), fd
+	o.Path, o.FD = path, fd
 	return udprelay.Forward
 }
 
@@ -65,11 +68,17 @@ type directDialer struct {
 }
 
 // Next implements tcprelay.Dialer: there is one try.
-func (d directDialer) Next(_, _ netip.AddrPort, attempt int, _ []*relay.Path) (tcprelay.Target, bool) {
+func (d directDialer) Next(client, _ netip.AddrPort, attempt int, _ []*relay.Path) (tcprelay.Target, bool) {
 	if attempt > 0 {
 		return tcprelay.Target{}, false
 	}
-	return tcprelay.Target{Path: d.d.path(d.at), ConnectTimeout: d.d.ConnectTimeout, KeepAlive: directKeepalive, NoDelay: true}, true
+	path := d.d.path(d.at)
+	if path.Transparent && listener.Loops(client, d.d.To) {
+		d.at.Stats.Loops.Inc()
+		return tcprelay.Target{}, false
+	}
+	asClient(path, client, d.d.To) // tells when it cannot be
+	return tcprelay.Target{Path: path, ConnectTimeout: d.d.ConnectTimeout, KeepAlive: directKeepalive, NoDelay: true}, true
 }
 
 // GaveUp implements tcprelay.Dialer.
@@ -106,18 +115,21 @@ func (d *Direct) Handle(cx *layer4.Connection, _ layer4.Handler) error {
 		at = c.Place()
 	}
 	udp := cx.RemoteAddr().Network() == "udp"
+	path, client := d.path(at), clientOf(cx)
+	if path.Transparent && listener.Loops(client, d.To) {
+		return errLoop
+	}
 	var up net.Conn
 	var err error
 	if udp {
-		up, err = dialUDP(d.To, netip.Addr{})
+		up, err = connectUDP(path, client, d.To, netip.Addr{})
 	} else {
-		dialer := net.Dialer{Timeout: d.ConnectTimeout, KeepAlive: directKeepalive}
-		up, err = dialer.DialContext(context.Background(), "tcp", d.To.String())
+		up, err = connectTCP(path, client, d.To, netip.Addr{}, d.ConnectTimeout, directKeepalive)
 	}
 	if err != nil {
 		return err
 	}
-	show(cx, d.path(at))
+	show(cx, path)
 	w := watch(d.IdleTimeout, 0, cutter(cx, up))
 	if udp {
 		return pumpDatagrams(cx, up, at, w, nobody{})

@@ -20,7 +20,7 @@ func (h *Handler) Explain(q *listener.Question, _ string) listener.Account {
 			Weight: b.Weight(), Active: b.Active(),
 		})
 		if b == followed && candidate && room {
-			a.Backend, a.Result = b.Addr().String(), pool.OK.String()
+			a.Backend, a.Target, a.Result = b.Addr().String(), h.mapped(b, q), pool.OK.String()
 			a.Reason = fmt.Sprintf("follows the client's connection on the listener %s", h.Follow.Listener)
 		}
 	}
@@ -35,9 +35,24 @@ func (h *Handler) Explain(q *listener.Question, _ string) listener.Account {
 	case b == nil:
 		a.Reason = fmt.Sprintf("no backend for it: %s", result)
 	default:
-		a.Backend, a.Reason = b.Addr().String(), fmt.Sprintf("by the balancer %s", h.pool.Policy())
+		a.Backend, a.Target, a.Reason = b.Addr().String(), h.mapped(b, q), fmt.Sprintf("by the balancer %s", h.pool.Policy())
+	}
+	if a.Backend != "" && h.ports != nil && a.Target == "" {
+		a.Reason = fmt.Sprintf("refused: %v", errPort)
 	}
 	return a
+}
+
+// mapped is where a flow reaches a backend whose port is mapped, "" for others
+// and where it cannot.
+func (h *Handler) mapped(b *pool.Backend, q *listener.Question) string {
+	if h.ports == nil {
+		return ""
+	}
+	if to, ok := h.ports.target(b.Addr(), q.Local); ok {
+		return to.String()
+	}
+	return ""
 }
 
 // followed is the backend that the session of a client that has a connection

@@ -38,7 +38,7 @@ type Follow struct {
 
 	stats  *flow.Listener
 	window time.Duration
-	ports  map[uint16]uint16
+	ports  portMap
 }
 
 const defaultWindow = 30 * time.Second
@@ -62,15 +62,16 @@ func (f *Follow) provision(app *proxy.App) error {
 	if f.window < 0 || f.window > flow.MaxWindow {
 		return fmt.Errorf("window: %v is not between 0 and %v", f.window, flow.MaxWindow)
 	}
+	f.ports.offset = f.Offset
 	if f.Ports != nil {
-		f.ports = make(map[uint16]uint16, len(f.Ports))
+		f.ports.list = make(map[uint16]uint16, len(f.Ports))
 	}
 	for s, to := range f.Ports {
 		from, err := strconv.ParseUint(s, 10, 16)
 		if err != nil || from == 0 || to < 1 || to > 65535 {
 			return fmt.Errorf("ports: %q: %d is not a port and a port, from 1 to 65535 each", s, to)
 		}
-		f.ports[uint16(from)] = uint16(to)
+		f.ports.list[uint16(from)] = uint16(to)
 	}
 	f.stats = flow.ListenerOf(f.Listener)
 	f.stats.Track()
@@ -90,11 +91,8 @@ func (f *Follow) target(source netip.Addr) (netip.AddrPort, bool) {
 	if !ok {
 		return backend, false
 	}
-	port := int(backend.Port()) + f.Offset
-	if f.ports != nil {
-		port = int(f.ports[backend.Port()])
-	}
-	return netip.AddrPortFrom(backend.Addr(), uint16(port)), port > 0 && port <= 65535
+	port, ok := f.ports.of(backend.Port())
+	return netip.AddrPortFrom(backend.Addr(), port), ok
 }
 
 // unmarshal reads a follow option. Syntax:

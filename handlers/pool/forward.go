@@ -8,7 +8,6 @@ import (
 	"github.com/wayhouse-proxy/wayhouse/internal/relay"
 	"github.com/wayhouse-proxy/wayhouse/internal/relay/tcprelay"
 	"github.com/wayhouse-proxy/wayhouse/internal/relay/udprelay"
-	"github.com/wayhouse-proxy/wayhouse/internal/sock"
 	"github.com/wayhouse-proxy/wayhouse/modules/balancer"
 	"github.com/wayhouse-proxy/wayhouse/modules/flow"
 	"github.com/wayhouse-proxy/wayhouse/modules/listener"
@@ -24,34 +23,35 @@ import (
 
 // ForwardUDP implements listener.Forwarder.
 func (h *Handler) ForwardUDP(o *udprelay.Opening, at *listener.Place) udprelay.Decision {
-	path := func(b *pool.Backend) *relay.Path { return h.path(at, b) }
+	w := &way{h.pool, h.ports, func(b *pool.Backend) *relay.Path { return h.path(at, b) }}
 	if h.Follow != nil {
 		if to, ok := h.Follow.target(o.Client.Addr()); ok {
-			if b, result := h.pool.PickAddr(to); result == pool.OK && dialUp(o, h.pool, b, path) == 0 {
-				return udprelay.Forward
+			if b, result := h.pool.PickAddr(to); result == pool.OK {
+				if ok, _ := w.dial(o, b); ok {
+					return udprelay.Forward
+				}
 			}
 		}
 	}
-	return open(o, h.pool, path)
+	return w.open(o)
 }
 
 // open picks a backend for a session and connects a socket to it. A backend
 // that cannot be connected to is passed over; a shortage of ours ends it.
-func open(o *udprelay.Opening, p *pool.Pool, path func(*pool.Backend) *relay.Path) udprelay.Decision {
+func (w *way) open(o *udprelay.Opening) udprelay.Decision {
 	f := balancer.Flow{Client: o.Client, Local: o.Local}
 	var tried []netip.AddrPort
 	o.Reason = relay.NoBackend
-	for range p.Settings().MaxTries {
-		b, result := p.Pick(f, tried)
+	for range w.pool.Settings().MaxTries {
+		b, result := w.pool.Pick(f, tried)
 		if result != pool.OK {
 			break
 		}
-		errno := dialUp(o, p, b, path)
-		if errno == 0 {
+		ok, another := w.dial(o, b)
+		if ok {
 			return udprelay.Forward
 		}
-		if relay.ConnectFailure(errno) == relay.Shortage {
-			o.Reason = relay.UpstreamBind
+		if !another {
 			break
 		}
 		tried = append(tried, b.Addr())
@@ -59,17 +59,35 @@ func open(o *udprelay.Opening, p *pool.Pool, path func(*pool.Backend) *relay.Pat
 	return udprelay.Refuse
 }
 
-// dialUp connects a socket to a backend at which a place was taken, and gives
-// that back when it cannot.
-func dialUp(o *udprelay.Opening, p *pool.Pool, b *pool.Backend, path func(*pool.Backend) *relay.Path) syscall.Errno {
-	fd, errno := sock.DialUDP(b.Addr(), p.Source(b.Addr().Addr()))
-	if errno == 0 {
-		o.Path, o.FD = path(b), fd
-		return 0
+// dial connects a socket to a backend at which a place was taken, and gives that
+// back when it cannot. It sets the reason then; another says that it is the
+// backend's, so that another one may do.
+func (w *way) dial(o *udprelay.Opening, b *pool.Backend) (ok, another bool) {
+	path := w.path(b)
+	to, mapped := w.ports.target(b.Addr(), o.Local)
+	switch {
+	case !mapped:
+		b.Release()
+		o.Reason = relay.NoRoute
+		return false, false
+	case path.Transparent && listener.Loops(o.Client, to):
+		b.Release()
+		o.Reason = relay.Loop
+		return false, false
 	}
+	fd, errno := dialUDP(path, o.Client, to, w.pool.Source(to.Addr()))
+	if errno == 0 {
+		o.Path, o.FD = path, fd
+		return true, false
+	}
+	failure := relay.ConnectFailure(errno)
 	b.Release()
-	b.Passive(relay.ConnectFailure(errno))
-	return errno
+	b.Passive(failure)
+	if failure == relay.Shortage {
+		o.Reason = relay.UpstreamBind
+		return false, false
+	}
+	return false, true
 }
 
 // TCPDialer implements listener.Forwarder.
@@ -95,8 +113,21 @@ func (d *dialer) Next(client, local netip.AddrPort, attempt int, tried []*relay.
 	if result != pool.OK {
 		return tcprelay.Target{}, false
 	}
+	path := d.h.path(d.at, b)
+	to, mapped := d.h.ports.target(b.Addr(), local)
+	switch {
+	case !mapped:
+		b.Release()
+		d.at.Stats.NoRoute.Inc()
+		return tcprelay.Target{}, false
+	case path.Transparent && listener.Loops(client, to):
+		b.Release()
+		d.at.Stats.Loops.Inc()
+		return tcprelay.Target{}, false
+	}
+	asClient(path, client, to) // tells when it cannot be
 	return tcprelay.Target{
-		Path: d.h.path(d.at, b), Source: d.h.pool.Source(b.Addr().Addr()),
+		Path: path, To: to, Source: d.h.pool.Source(to.Addr()),
 		ConnectTimeout: s.ConnectTimeout, KeepAlive: s.Keepalive, NoDelay: s.NoDelay,
 	}, true
 }
@@ -111,6 +142,7 @@ func (d *dialer) GaveUp(client netip.AddrPort, _ relay.Reason) {
 type owner struct {
 	backend *pool.Backend
 	pool    string
+	ports   *portMap
 	stats   *flow.Listener
 	tracked bool     // the listener is followed: tell it who leaves
 	moved   sync.Map // *pool.Backend → *relay.Path of the sessions that Rehome gave it
@@ -146,13 +178,15 @@ func (w *owner) Rehome(o *udprelay.Opening) udprelay.Decision {
 		o.Reason = relay.NoBackend
 		return udprelay.Refuse
 	}
-	d := open(o, p, func(b *pool.Backend) *relay.Path {
+	to := &way{p, w.ports, func(b *pool.Backend) *relay.Path {
 		if path, ok := w.moved.Load(b); ok {
 			return path.(*relay.Path)
 		}
-		path, _ := w.moved.LoadOrStore(b, newPath(p, b, from.Listener, from.Route, from.Counters, w.stats))
+		at := &listener.Place{Listener: from.Listener, Route: from.Route, Stats: w.stats, Counters: from.Counters, Transparent: from.Transparent}
+		path, _ := w.moved.LoadOrStore(b, newPath(p, b, at, w.ports))
 		return path.(*relay.Path)
-	})
+	}}
+	d := to.open(o)
 	if d == udprelay.Forward {
 		w.stats.Open(true, o.Client.Addr(), flow.Bounds{}) // of the listener that counts it out, which may be gone by now
 	}

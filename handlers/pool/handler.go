@@ -37,8 +37,16 @@ type Handler struct {
 	// source address uses on a TCP listener. Default: none.
 	Follow *Follow `json:"follow,omitempty"`
 
+	// The port of the backend, by the port that the client has hit, for listeners
+	// with several: "same" is that port, "offset N" is N more, which may be
+	// negative, and a list has a port for each that the listener has, in their
+	// order, with ranges as "30000-30099". Health, limits and counts stay those of
+	// the backend as it is configured. Default: the backend's own.
+	TargetPort *TargetPort `json:"target_port,omitempty"`
+
 	pool.Config
 
+	ports  *portMap // of TargetPort, nil without
 	pool   *pool.Pool
 	logger *zap.Logger
 
@@ -83,6 +91,11 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		h.pool, err = app.InlinePool(&h.Config)
 	default:
 		h.pool, err = app.Pool(h.Pool)
+	}
+	if err == nil && h.TargetPort != nil {
+		if h.ports, err = h.TargetPort.portsOf(listener.PortsOf(ctx)); err != nil {
+			return fmt.Errorf("target_port: %w", err)
+		}
 	}
 	if err != nil || h.Follow == nil {
 		return err
@@ -131,19 +144,20 @@ func (h *Handler) path(at *listener.Place, b *pool.Backend) *relay.Path {
 			paths[k] = p
 		}
 	}
-	p := newPath(h.pool, b, at.Listener, at.Route, at.Counters, at.Stats)
+	p := newPath(h.pool, b, at, h.ports)
 	paths[key] = p
 	h.paths.Store(&paths)
 	return p
 }
 
-func newPath(p *pool.Pool, b *pool.Backend, name string, route int, counters []relay.Counters, stats *flow.Listener) *relay.Path {
-	s := p.Settings()
-	w := &owner{backend: b, pool: p.Name(), stats: stats, tracked: stats.Tracked()}
+func newPath(p *pool.Pool, b *pool.Backend, at *listener.Place, ports *portMap) *relay.Path {
+	s, stats := p.Settings(), at.Stats
+	w := &owner{backend: b, pool: p.Name(), ports: ports, stats: stats, tracked: stats.Tracked()}
 	path := &relay.Path{
-		Listener: name, Route: route, Pool: p.Name(), Backend: b.Addr(),
+		Listener: at.Listener, Route: at.Route, Pool: p.Name(), Backend: b.Addr(),
+		Transparent: at.Transparent, Mapped: ports != nil,
 		Idle: s.IdleTimeout, Lifetime: s.MaxLifetime,
-		Counters: counters, Owner: w,
+		Counters: at.Counters, Owner: w,
 	}
 	if w.tracked {
 		path.Opened = func(client netip.AddrPort) { stats.Reached(client.Addr(), b.Addr()) }

@@ -21,6 +21,7 @@ type sessionJSON struct {
 	Local         string  `json:"local"`
 	Pool          string  `json:"pool"`
 	Backend       string  `json:"backend"`
+	Upstream      string  `json:"upstream,omitempty"` // where a backend whose port is mapped is reached
 	UpstreamLocal string  `json:"upstream_local"`
 	Route         *int    `json:"route"` // null while it is being decided
 	AgeMS         int64   `json:"age_ms"`
@@ -44,6 +45,9 @@ func viewSession(i *relay.Info) sessionJSON {
 		if p.Route >= 0 {
 			v.Route = &p.Route
 		}
+	}
+	if i.Upstream.IsValid() {
+		v.Upstream = i.Upstream.String()
 	}
 	if i.UpstreamLocal.IsValid() {
 		v.UpstreamLocal = i.UpstreamLocal.String()

@@ -7,6 +7,8 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/caddyserver/caddy/v2"
+
 	"github.com/wayhouse-proxy/wayhouse/internal/sock"
 )
 
@@ -75,6 +77,28 @@ func (l *Listener) hasPort(b Bind) bool {
 	return b.Addr.Port() != 0 && slices.ContainsFunc(l.binds, func(own Bind) bool {
 		return own.Network == b.Network && own.Addr.Port() == b.Addr.Port()
 	})
+}
+
+// portsKey finds the ports of the listener in the context of the modules it
+// loads.
+const portsKey caddy.CtxKey = "wayhouse_listener_ports"
+
+// PortsOf are the ports of the listener that a module is loaded by, in the order
+// of its addresses, each once; 0 is one that the kernel chooses. They are nil for
+// a module that no listener of ours has loaded.
+func PortsOf(ctx caddy.Context) []uint16 {
+	ports, _ := ctx.Value(portsKey).([]uint16)
+	return ports
+}
+
+func (l *Listener) ports() []uint16 {
+	var ports []uint16
+	for _, b := range l.binds {
+		if p := b.Addr.Port(); !slices.Contains(ports, p) {
+			ports = append(ports, p)
+		}
+	}
+	return ports
 }
 
 // outside reports whether a flow was sent to an address that is not served.

@@ -8,24 +8,27 @@ import (
 
 func TestAddressOptions(t *testing.T) {
 	for name, tc := range map[string]struct {
-		l    Listener
+		l    *Listener
 		bind []string
 		err  string
 	}{
 		"none":                         {bind: []string{"udp/10.0.0.1:7777"}},
-		"prefix":                       {l: Listener{Prefix: "2001:db8::/64"}, bind: []string{"udp/[::]:7777", "tcp/:7777"}},
-		"prefix of IPv4":               {l: Listener{Prefix: "198.51.100.0/24"}, bind: []string{"udp/0.0.0.0:7777"}},
-		"prefix beside an address":     {l: Listener{Prefix: "198.51.100.0/24"}, bind: []string{"udp/198.51.100.1:7777"}, err: "write udp/0.0.0.0:7777"},
-		"prefix of the other family":   {l: Listener{Prefix: "198.51.100.0/24"}, bind: []string{"udp/[::]:7777"}, err: "prefix: udp/[::]:7777 is not the wildcard address of IPv4"},
-		"prefix of IPv6 on IPv4":       {l: Listener{Prefix: "2001:db8::/64"}, bind: []string{"tcp/0.0.0.0:7777"}, err: "write tcp/[::]:7777"},
-		"prefix with a range":          {l: Listener{Prefix: "198.51.100.0/24"}, bind: []string{"udp/0.0.0.0:7777-7778"}, err: "a prefix takes one"},
-		"prefix and transparent":       {l: Listener{Prefix: "198.51.100.0/24", Transparent: true}, bind: []string{"udp/0.0.0.0:7777"}, err: "transparent: the listener has a prefix"},
-		"prefix and freebind":          {l: Listener{Prefix: "198.51.100.0/24", FreeBind: true}, bind: []string{"udp/0.0.0.0:7777"}, err: "freebind: the listener has a prefix"},
-		"freebind and transparent":     {l: Listener{FreeBind: true, Transparent: true}, bind: []string{"udp/198.51.100.1:7777"}},
-		"transparent on every address": {l: Listener{Transparent: true}, bind: []string{"tcp/:7777", "udp/:30000-30099"}},
+		"prefix":                       {l: &Listener{Prefix: "2001:db8::/64"}, bind: []string{"udp/[::]:7777", "tcp/:7777"}},
+		"prefix of IPv4":               {l: &Listener{Prefix: "198.51.100.0/24"}, bind: []string{"udp/0.0.0.0:7777"}},
+		"prefix beside an address":     {l: &Listener{Prefix: "198.51.100.0/24"}, bind: []string{"udp/198.51.100.1:7777"}, err: "write udp/0.0.0.0:7777"},
+		"prefix of the other family":   {l: &Listener{Prefix: "198.51.100.0/24"}, bind: []string{"udp/[::]:7777"}, err: "prefix: udp/[::]:7777 is not the wildcard address of IPv4"},
+		"prefix of IPv6 on IPv4":       {l: &Listener{Prefix: "2001:db8::/64"}, bind: []string{"tcp/0.0.0.0:7777"}, err: "write tcp/[::]:7777"},
+		"prefix with a range":          {l: &Listener{Prefix: "198.51.100.0/24"}, bind: []string{"udp/0.0.0.0:7777-7778"}, err: "a prefix takes one"},
+		"prefix and transparent":       {l: &Listener{Prefix: "198.51.100.0/24", Transparent: true}, bind: []string{"udp/0.0.0.0:7777"}, err: "transparent: the listener has a prefix"},
+		"prefix and freebind":          {l: &Listener{Prefix: "198.51.100.0/24", FreeBind: true}, bind: []string{"udp/0.0.0.0:7777"}, err: "freebind: the listener has a prefix"},
+		"freebind and transparent":     {l: &Listener{FreeBind: true, Transparent: true}, bind: []string{"udp/198.51.100.1:7777"}},
+		"transparent on every address": {l: &Listener{Transparent: true}, bind: []string{"tcp/:7777", "udp/:30000-30099"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := tc.l
+			if l == nil {
+				l = new(Listener)
+			}
 			for _, s := range tc.bind {
 				b, err := ParseBind(s)
 				if err != nil {

@@ -44,6 +44,7 @@ type Explainer interface {
 type Account struct {
 	Pool    string `json:"pool,omitempty"`
 	Backend string `json:"backend,omitempty"` // that the balancer would choose now
+	Target  string `json:"target,omitempty"`  // where the flow reaches it, when its port is mapped
 	Result  string `json:"result,omitempty"`  // of the choice: ok, no_backend, at_capacity
 
 	Asks string `json:"asks,omitempty"` // the resolver that would be asked

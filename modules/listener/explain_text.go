@@ -88,6 +88,9 @@ func (a *Account) text(b *strings.Builder) {
 		b.WriteString(": closed or dropped")
 	case a.Backend != "":
 		fmt.Fprintf(b, ": pool %s, backend %s", a.Pool, a.Backend)
+		if a.Target != "" {
+			fmt.Fprintf(b, " at %s", a.Target)
+		}
 	default:
 		fmt.Fprintf(b, ": pool %s", a.Pool)
 	}

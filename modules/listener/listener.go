@@ -233,6 +233,7 @@ func (l *Listener) Provision(ctx caddy.Context, name string, binds Binds, limits
 		}
 	}
 	l.peek = l.Peek.budget()
+	ctx = ctx.WithValue(portsKey, l.ports())
 	for i, r := range l.Routes {
 		if r == nil {
 			return fmt.Errorf("%s.routes[%d]: is null", l.path, i)

@@ -155,10 +155,40 @@ func TestMistakes(t *testing.T) {
 			caddyfile: listener + "tcp/:7777 {\n\t\tprefx ::/64\n\t}\n", wantInFile: `unrecognized option "prefx" of a listener`,
 		},
 		"an option that the handler does not have": {
-			app:        `{"listeners": {"game": {"bind": ["tcp/:7777"], "routes": [{"handle": [{"handler": "pool", "target": ["10.0.0.5:7777"]}]}]}}}`,
-			want:       `target: unknown key; did you mean targets?`,
+			app:        `{"listeners": {"game": {"bind": ["tcp/:7777"], "routes": [{"handle": [{"handler": "pool", "targts": ["10.0.0.5:7777"]}]}]}}}`,
+			want:       `targts: unknown key; did you mean targets?`,
 			caddyfile:  listener + "tcp/:7777 {\n\t\troute {\n\t\t\tpool {\n\t\t\t\ttarget 10.0.0.5:7777\n\t\t\t}\n\t\t}\n\t}\n",
 			wantInFile: `unrecognized option "target" of a pool`,
+		},
+		"a mapped port that is none": {
+			app:       `{` + pool + `, "listeners": {"game": {"bind": ["tcp/:65000-65009"], "routes": [{"handle": [{"handler": "pool", "pool": "lobby", "target_port": "offset 530"}]}]}}}`,
+			want:      `target_port: offset 530: port 65006 of the listener would be 65536, which is not from 1 to 65535`,
+			caddyfile: cfPool + listener + "tcp/:65000-65009 {\n\t\troute {\n\t\t\tpool lobby {\n\t\t\t\ttarget_port offset 530\n\t\t\t}\n\t\t}\n\t}\n",
+		},
+		"a list of ports that is too short": {
+			app:       `{` + pool + `, "listeners": {"game": {"bind": ["tcp/:30000-30009"], "routes": [{"handle": [{"handler": "pool", "pool": "lobby", "target_port": [1, "2-9"]}]}]}}}`,
+			want:      `target_port: 9 ports for a listener that has 10: give one for each`,
+			caddyfile: cfPool + listener + "tcp/:30000-30009 {\n\t\troute {\n\t\t\tpool lobby {\n\t\t\t\ttarget_port 1 2-9\n\t\t\t}\n\t\t}\n\t}\n",
+		},
+		"a mapping of ports that is none": {
+			app:       `{` + pool + `, "listeners": {"game": {"bind": ["tcp/:7777"], "routes": [{"handle": [{"handler": "pool", "pool": "lobby", "target_port": "some"}]}]}}}`,
+			want:      `target_port: "some" is neither "same", "offset N" or a list of ports`,
+			caddyfile: cfPool + listener + "tcp/:7777 {\n\t\troute {\n\t\t\tpool lobby {\n\t\t\t\ttarget_port some\n\t\t\t}\n\t\t}\n\t}\n", wantInFile: `target_port: "some" is neither a port from 1 to 65535 nor a range such as 30000-30099, and not same or offset N`,
+		},
+		"a prefix with bits behind it": {
+			app:       `{` + pool + `, "listeners": {"game": {"bind": ["tcp/0.0.0.0:7777"], "prefix": "198.51.100.7/24", ` + route + `}}}`,
+			want:      `listeners.game.prefix: "198.51.100.7/24" has bits behind its prefix: 198.51.100.0/24 is the network`,
+			caddyfile: cfPool + listener + "tcp/0.0.0.0:7777 {\n\t\tprefix 198.51.100.7/24\n\t\troute {\n\t\t\tpool lobby\n\t\t}\n\t}\n",
+		},
+		"a prefix on an address": {
+			app:       `{` + pool + `, "listeners": {"game": {"bind": ["tcp/:7777"], "prefix": "198.51.100.0/24", ` + route + `}}}`,
+			want:      `listeners.game.prefix: tcp/[::]:7777 is not the wildcard address of IPv4, in which 198.51.100.0/24 lies: write tcp/0.0.0.0:7777`,
+			caddyfile: cfPool + listener + "tcp/:7777 {\n\t\tprefix 198.51.100.0/24\n\t\troute {\n\t\t\tpool lobby\n\t\t}\n\t}\n",
+		},
+		"a prefix and transparent": {
+			app:       `{` + pool + `, "listeners": {"game": {"bind": ["tcp/0.0.0.0:7777"], "prefix": "198.51.100.0/24", "transparent": true, ` + route + `}}}`,
+			want:      `listeners.game.transparent: the listener has a prefix`,
+			caddyfile: cfPool + listener + "tcp/0.0.0.0:7777 {\n\t\tprefix 198.51.100.0/24\n\t\ttransparent\n\t\troute {\n\t\t\tpool lobby\n\t\t}\n\t}\n",
 		},
 		"a handler that names a pool and gives one": {
 			app:       `{` + pool + `, "listeners": {"game": {"bind": ["tcp/:7777"], "routes": [{"handle": [{"handler": "pool", "pool": "lobby", "max_tries": 3}]}]}}}`,
