@@ -117,13 +117,13 @@ func text(r *http.Request) bool { return r.URL.Query().Get("format") == "text" }
 // knownParams refuses a query parameter that the call does not have: a filter
 // with a typing error must not select everything.
 func knownParams(q url.Values, known ...string) error {
-	for key := range q {
-		ok := key == "format"
-		for _, k := range known {
-			ok = ok || key == k
-		}
-		if !ok {
-			return &problem{http.StatusBadRequest, fmt.Sprintf("%s: no such parameter; there are %s and format", key, strings.Join(known, ", "))}
+	known = append(known, "format")
+	for _, key := range slices.Sorted(maps.Keys(q)) {
+		switch {
+		case !slices.Contains(known, key):
+			return &problem{http.StatusBadRequest, fmt.Sprintf("%s: no such parameter; there is %s", key, strings.Join(known, ", "))}
+		case len(q[key]) > 1:
+			return &problem{http.StatusBadRequest, fmt.Sprintf("%s: given %d times", key, len(q[key]))}
 		}
 	}
 	return nil
@@ -227,6 +227,9 @@ func (a *API) pools(w http.ResponseWriter, r *http.Request) error {
 }
 
 func (a *API) pool(w http.ResponseWriter, r *http.Request) error {
+	if err := knownParams(r.URL.Query()); err != nil {
+		return err
+	}
 	name := r.PathValue("pool")
 	if p := pool.Running(name); p != nil {
 		v := viewPool(p)

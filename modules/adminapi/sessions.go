@@ -8,6 +8,7 @@ import (
 	"net/url"
 	"strconv"
 
+	"github.com/wayhouse-proxy/wayhouse/internal/cidr"
 	"github.com/wayhouse-proxy/wayhouse/internal/relay"
 	"github.com/wayhouse-proxy/wayhouse/modules/listener"
 )
@@ -94,13 +95,11 @@ func parseSelection(q url.Values) (selection, error) {
 		if s.backend, err = netip.ParseAddrPort(v); err != nil {
 			return s, bad("backend", "ip:port")
 		}
+		s.backend = netip.AddrPortFrom(s.backend.Addr().Unmap(), s.backend.Port())
 	}
 	if v := q.Get("src"); v != "" {
-		if a, aerr := netip.ParseAddr(v); aerr == nil {
-			a = a.Unmap()
-			s.src = netip.PrefixFrom(a, a.BitLen())
-		} else if s.src, err = netip.ParsePrefix(v); err != nil {
-			return s, bad("src", "an IP address or a prefix")
+		if s.src, err = cidr.Parse(v); err != nil {
+			return s, &problem{http.StatusBadRequest, "src: " + err.Error()}
 		}
 	}
 	if v := q.Get("limit"); v != "" {
@@ -179,6 +178,9 @@ func writeElement(w http.ResponseWriter, n int, v any) error {
 
 // found is the engines and the session that the path names.
 func found(r *http.Request) (*listener.Engines, relay.Info, error) {
+	if err := knownParams(r.URL.Query()); err != nil {
+		return nil, relay.Info{}, err
+	}
 	text := r.PathValue("id")
 	id, ok := relay.ParseID(text)
 	if !ok {

@@ -30,17 +30,20 @@ func TestSessions(t *testing.T) {
 		return len(list)
 	}
 	for query, want := range map[string]int{
-		"":                                  2 * n,
-		"?proto=tcp":                        n,
-		"?proto=udp":                        n,
-		"?listener=t":                       n,
-		"?pool=udp":                         n,
-		"?backend=" + b.tcp.Addr:            n,
-		"?listener=t&proto=udp":             0,
-		"?listener=nobody":                  0,
-		"?src=127.0.0.1":                    2 * n,
-		"?src=127.0.0.0/8&proto=tcp":        n,
-		"?src=10.0.0.0/8":                   0,
+		"":                           2 * n,
+		"?proto=tcp":                 n,
+		"?proto=udp":                 n,
+		"?listener=t":                n,
+		"?pool=udp":                  n,
+		"?backend=" + b.tcp.Addr:     n,
+		"?listener=t&proto=udp":      0,
+		"?listener=nobody":           0,
+		"?src=127.0.0.1":             2 * n,
+		"?src=127.0.0.0/8&proto=tcp": n,
+		"?src=10.0.0.0/8":            0,
+		"?src=::ffff:127.0.0.1":      2 * n,
+		"?src=::ffff:127.0.0.0/104":  2 * n,
+		"?backend=[::ffff:127.0.0.1]" + b.tcp.Addr[strings.LastIndexByte(b.tcp.Addr, ':'):]: n,
 		"?limit=7":                          7,
 		"?listener=u&pool=udp&limit=100000": n,
 	} {
@@ -48,7 +51,7 @@ func TestSessions(t *testing.T) {
 			t.Errorf("GET /sessions%s has %d, want %d", query, got, want)
 		}
 	}
-	for _, query := range []string{"?proto=sctp", "?backend=here", "?src=there", "?limit=0", "?limit=many", "?lisener=t", "?format=xml"} {
+	for _, query := range []string{"?proto=sctp", "?backend=here", "?src=there", "?limit=0", "?limit=many", "?lisener=t", "?format=xml", "?proto=tcp&proto=udp", "?src=127.0.0.1/8"} {
 		if status, body := p.Get("/sessions" + query); status != http.StatusBadRequest || !strings.Contains(body, `"error"`) {
 			t.Errorf("GET /sessions%s: %d %s, want 400", query, status, body)
 		}
