@@ -53,7 +53,7 @@ type Pool struct {
 	balancer    balancer.Balancer
 	check       health.Check
 	healthNamed bool
-	log         *zap.Logger
+	base, log   *zap.Logger // as the context has it, and with the name
 	resolver    Resolver
 	watcher     Watcher
 	counts      *counts
@@ -88,9 +88,8 @@ func (c *Config) Provision(ctx caddy.Context, name string) (*Pool, error) {
 		return nil, err
 	}
 	p := &Pool{
-		name:     name,
 		set:      c.settings(),
-		log:      ctx.Logger().With(zap.String("pool", name)),
+		base:     ctx.Logger(),
 		resolver: system,
 		wake:     make(chan struct{}, 1),
 		held:     make(map[netip.AddrPort]*Backend),
@@ -102,7 +101,7 @@ func (c *Config) Provision(ctx caddy.Context, name string) (*Pool, error) {
 	if err := p.loadCheck(ctx, c); err != nil {
 		return nil, err
 	}
-	p.counts = countsOf(name, p.policy)
+	p.call(name)
 	for _, t := range p.targets {
 		if t.host != "" {
 			continue
@@ -221,6 +220,38 @@ func checkGuest(m map[string]json.RawMessage, namespace, name, id string) error 
 	if err := strictjson.Check(raw, info.New()); err != nil {
 		return fmt.Errorf("%w (%s is %s)", err, name, id)
 	}
+	return nil
+}
+
+// call sets the name and what goes with it.
+func (p *Pool) call(name string) {
+	p.name = name
+	p.log = p.base.With(zap.String("pool", name))
+	p.counts = countsOf(name, p.policy)
+}
+
+// Rename gives another name, and with it other backends, to a pool that has not
+// been started.
+func (p *Pool) Rename(name string) error {
+	if name == p.name {
+		return nil
+	}
+	held := make(map[netip.AddrPort]*Backend, len(p.held))
+	for addr, b := range p.held {
+		other, err := take(name, addr, b.Weight())
+		if err != nil {
+			for _, b := range held {
+				b.give()
+			}
+			return err
+		}
+		held[addr] = other
+	}
+	for _, b := range p.held {
+		b.give()
+	}
+	p.held = held
+	p.call(name)
 	return nil
 }
 

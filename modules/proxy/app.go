@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"hash/fnv"
 	"maps"
 	"runtime"
 	"slices"
@@ -73,7 +72,8 @@ type App struct {
 	logger *zap.Logger
 	grace  time.Duration
 	binds  listener.Binds
-	pools  map[string]*pool.Pool // named and inline, by name
+	pools  map[string]*pool.Pool   // named and inline, by name
+	inline map[string][]inlinePool // by their targets, in the order of their numbers
 
 	sniffers     *sniff.Set
 	snifferHosts map[string]any
@@ -254,28 +254,6 @@ func (a *App) CheckListener(name string) error {
 	}
 	return nil
 }
-
-// InlinePool makes a pool of a config that a handler carries. It is named
-// after its targets, so that its backends keep their health and counts over a
-// reload wherever the handler moves.
-func (a *App) InlinePool(c *pool.Config) (*pool.Pool, error) {
-	base := strings.Join(c.Targets, ",")
-	if len(base) > maxInlineName {
-		sum := fnv.New32a()
-		sum.Write([]byte(base))
-		base = fmt.Sprintf("%s,…%08x", c.Targets[0], sum.Sum32())
-	}
-	name := "inline:" + base
-	for n := 2; a.pools[name] != nil; n++ {
-		name = fmt.Sprintf("inline%d:%s", n, base)
-	}
-	if err := a.addPool(name, c); err != nil {
-		return nil, err
-	}
-	return a.pools[name], nil
-}
-
-const maxInlineName = 64
 
 // checkHealthNamed refuses pools that the default check would take down: only
 // UDP listeners use them, where nothing need answer a TCP connect.
