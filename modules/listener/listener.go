@@ -379,8 +379,9 @@ func (l *Listener) plan() (p sniff.Plan) {
 func (r *Route) asksSniffers() bool {
 	return slices.ContainsFunc(r.sets, func(set []asked) bool {
 		return slices.ContainsFunc(set, func(a asked) bool {
-			_, ok := a.matcher().(sniff.User)
-			return ok
+			var p sniff.Plan
+			p.Add(a.matcher())
+			return len(p) > 0
 		})
 	})
 }

@@ -24,6 +24,7 @@ import (
 	"github.com/wayhouse-proxy/wayhouse/internal/relay"
 	_ "github.com/wayhouse-proxy/wayhouse/matchers/sniffer"
 	"github.com/wayhouse-proxy/wayhouse/modules/flow"
+	wl "github.com/wayhouse-proxy/wayhouse/modules/listener"
 	"github.com/wayhouse-proxy/wayhouse/modules/proxy"
 	"github.com/wayhouse-proxy/wayhouse/modules/sniff"
 )
@@ -455,5 +456,28 @@ func TestReject(t *testing.T) {
 	}
 	if n != 1 {
 		t.Errorf("%d datagrams are counted as rejected, want 1", n)
+	}
+}
+
+// TestRejectInsideNot has the sniffer that rejects asked by a matcher inside
+// not, for clients and by who asks what would become of one.
+func TestRejectInsideNot(t *testing.T) {
+	routes := `"peek": {"timeout": "30s"}, "routes": [
+		{"match": [{"not": [{"sniffer": {"name": "test_bouncer"}}]}], "handle": [{"handler": "test_says", "text": "in:"}]}]`
+	load(t, `{"listeners": {"n": `+listener("tcp/127.0.0.1:0", ``, routes)+`}}`)
+	rejected := flow.ListenerOf("n").Rejected
+	before := testutil.ToFloat64(rejected)
+	bad := dial(t, "tcp", addr(t, "n"))
+	send(t, bad, "bad!")
+	expectClosed(t, bad)
+	if n := testutil.ToFloat64(rejected) - before; n != 1 {
+		t.Errorf("%v connections are counted as rejected, want 1", n)
+	}
+	good := dial(t, "tcp", addr(t, "n"))
+	send(t, good, "bah")
+	expect(t, good, "in:bah")
+	e, err := proxy.Running().Listeners["n"].Explain(wl.Question{Client: netip.MustParseAddrPort("127.0.0.1:1"), Pieces: [][]byte{[]byte("bad!")}})
+	if err != nil || e.End.What != wl.EndRejected || e.Steps[len(e.Steps)-1].Name != "test_bouncer" {
+		t.Errorf("explained as %+v, %v", e, err)
 	}
 }

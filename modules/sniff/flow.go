@@ -13,15 +13,21 @@ import (
 // in its routes.
 type Plan []*Named
 
-// Add adds the sniffers that a matcher asks, if it asks any.
+// Add adds the sniffers that a matcher asks, if it asks any, itself or inside
+// caddy-l4's matcher not.
 func (p *Plan) Add(m layer4.ConnMatcher) {
-	u, ok := m.(User)
-	if !ok {
-		return
-	}
-	for _, n := range u.Sniffers() {
-		if p.index(n) < 0 {
-			*p = append(*p, n)
+	switch m := m.(type) {
+	case User:
+		for _, n := range m.Sniffers() {
+			if p.index(n) < 0 {
+				*p = append(*p, n)
+			}
+		}
+	case *layer4.MatchNot:
+		for _, set := range m.MatcherSets {
+			for _, in := range set {
+				p.Add(in)
+			}
 		}
 	}
 }

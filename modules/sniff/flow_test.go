@@ -2,6 +2,7 @@ package sniff
 
 import (
 	"net"
+	"slices"
 	"testing"
 
 	"github.com/mholt/caddy-l4/layer4"
@@ -234,3 +235,31 @@ type late struct{}
 func (late) NeverRejects() {}
 
 func (late) Sniff(*Input, *Hint) Verdict { return Undecided }
+
+// user is a matcher that asks sniffers.
+type user struct {
+	layer4.ConnMatcher
+	asks []*Named
+}
+
+func (u user) Sniffers() []*Named { return u.asks }
+
+// TestPlan has the sniffers of matchers inside not, at any depth, in the plan
+// as well, once each: they are asked in order and may reject like all others.
+func TestPlan(t *testing.T) {
+	a, b, c := newNamed("plan_a", "here", late{}), newNamed("plan_b", "here", once{}), newNamed("plan_c", "here", late{})
+	not := func(m ...layer4.ConnMatcher) layer4.ConnMatcher {
+		return &layer4.MatchNot{MatcherSets: []layer4.MatcherSet{m}}
+	}
+	var p Plan
+	p.Add(user{asks: []*Named{c}})
+	if p.MayReject() {
+		t.Error("a plan without a sniffer that may reject says it may")
+	}
+	p.Add(not(user{asks: []*Named{a, c}}))
+	p.Add(not(not(user{asks: []*Named{b}})))
+	p.Add(not())
+	if want := (Plan{c, a, b}); !slices.Equal(p, want) || !p.MayReject() {
+		t.Errorf("%d sniffers, may reject %v; want %d", len(p), p.MayReject(), len(want))
+	}
+}
