@@ -22,6 +22,7 @@ import (
 	"github.com/wayhouse-proxy/wayhouse/internal/suggest"
 	"github.com/wayhouse-proxy/wayhouse/modules/filter"
 	"github.com/wayhouse-proxy/wayhouse/modules/listener"
+	"github.com/wayhouse-proxy/wayhouse/modules/offload"
 	"github.com/wayhouse-proxy/wayhouse/modules/pool"
 	"github.com/wayhouse-proxy/wayhouse/modules/resolver"
 	"github.com/wayhouse-proxy/wayhouse/modules/sniff"
@@ -55,6 +56,10 @@ type App struct {
 	// Default: none.
 	GeoASNDB string `json:"geo_asn_db,omitempty"`
 
+	// Have the kernel turn away what filters would refuse: nftables, or an object
+	// with kind and options. Needs CAP_NET_ADMIN. Default: off.
+	Offload *offload.Config `json:"offload,omitempty"`
+
 	// The pools, by name.
 	Pools map[string]*pool.Config `json:"pools,omitempty"`
 
@@ -83,6 +88,7 @@ type App struct {
 	resolvers map[string]*resolver.Host
 
 	engines *listener.Engines // held from Start to Stop
+	shields *offload.Use      // likewise, with Offload
 	started bool              // guarded by instances
 }
 
@@ -138,6 +144,11 @@ func (a *App) Provision(ctx caddy.Context) error {
 	}
 	if err := a.Limits.Validate(); err != nil {
 		return fmt.Errorf("limits.%w", err)
+	}
+	if a.Offload != nil {
+		if err := a.Offload.Validate(); err != nil {
+			return fmt.Errorf("offload.%w", err)
+		}
 	}
 	if err := metrics.Register(ctx.GetMetricsRegistry()); err != nil {
 		return fmt.Errorf("registering metrics: %w", err)
@@ -297,9 +308,13 @@ func (a *App) Start() (err error) {
 	var opened []*listener.Listener
 	var running []*pool.Pool
 	var begun []*listener.Listener
+	var kernel *offload.Kernel
 	defer func() {
 		if err == nil {
 			return
+		}
+		if kernel != nil {
+			err = errors.Join(err, offload.Release())
 		}
 		for _, l := range opened {
 			err = errors.Join(err, l.Close())
@@ -319,6 +334,9 @@ func (a *App) Start() (err error) {
 	if got := a.engines.TCP.Workers(); got != workers {
 		a.logger.Warn("the number of workers changes with the next start of the process", zap.Int("running", got), zap.Int("configured", workers))
 	}
+	if kernel, err = a.acquireOffload(); err != nil {
+		return err
+	}
 	if running, err = a.startPools(); err != nil { // may wait for DNS, with nothing bound yet
 		return err
 	}
@@ -332,9 +350,15 @@ func (a *App) Start() (err error) {
 		}
 		opened = append(opened, l)
 	}
+	if kernel != nil {
+		a.shields = a.shield(kernel, opened)
+	}
 	for _, l := range opened {
 		l.Serve()
 		a.logger.Info("listening", zap.String("listener", l.Name()), zap.Stringers("local", l.Bound()))
+	}
+	if a.shields != nil {
+		a.shields.Serve()
 	}
 	instances.started(a)
 	signals.acquire()
@@ -395,6 +419,10 @@ func (a *App) Stop() error {
 	}
 	instances.stopped(a)
 	var errs []error
+	if a.shields != nil {
+		a.shields.Close()
+		errs = append(errs, offload.Release())
+	}
 	for _, l := range a.Listeners {
 		errs = append(errs, l.Close())
 		l.End()

@@ -9,6 +9,7 @@ import (
 
 	"github.com/wayhouse-proxy/wayhouse/internal/caddyopt"
 	"github.com/wayhouse-proxy/wayhouse/modules/listener"
+	"github.com/wayhouse-proxy/wayhouse/modules/offload"
 	"github.com/wayhouse-proxy/wayhouse/modules/pool"
 	"github.com/wayhouse-proxy/wayhouse/modules/resolver"
 	"github.com/wayhouse-proxy/wayhouse/modules/sniff"
@@ -29,6 +30,11 @@ func init() { httpcaddyfile.RegisterGlobalOption("wayhouse", parseGlobalOption) 
 //		}
 //		geo_db         <path>
 //		geo_asn_db     <path>
+//		offload nftables {
+//			block_after <number>
+//			block_for   <duration>
+//			max_blocked <number>
+//		}
 //		pool <name> {
 //			to <targets...>
 //			...
@@ -82,11 +88,17 @@ func (a *App) caddyfileOptions() caddyopt.Options {
 		"limits":         caddyopt.Nested(a.Limits.CaddyfileOptions()),
 		"geo_db":         caddyopt.String(&a.GeoDB),
 		"geo_asn_db":     caddyopt.String(&a.GeoASNDB),
+		"offload":        caddyopt.Func(a.unmarshalOffload),
 		"pool":           caddyopt.Many(caddyopt.Func(a.unmarshalPool)),
 		"resolver":       caddyopt.Many(caddyopt.Func(a.unmarshalResolver)),
 		"sniffers":       sniff.CaddyfileOption(&a.SniffersRaw),
 		"listener":       caddyopt.Many(caddyopt.Func(a.unmarshalListener)),
 	}
+}
+
+func (a *App) unmarshalOffload(d *caddyfile.Dispenser) error {
+	a.Offload = new(offload.Config)
+	return a.Offload.UnmarshalCaddyfile(d)
 }
 
 func (a *App) unmarshalPool(d *caddyfile.Dispenser) error {

@@ -1,0 +1,179 @@
+package offload
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	kit "github.com/wayhouse-proxy/wayhouse/internal/testkit"
+)
+
+// flood sends datagrams to the proxy from one source after the other of
+// 100.64.0.0/10, none of which there is.
+type flood struct {
+	sources int
+	rate    atomic.Int64 // datagrams a second; 0: as many as can be
+	sent    atomic.Int64
+	stop    chan struct{}
+	wg      sync.WaitGroup
+}
+
+func newFlood(t testing.TB, sources, rate int) *flood {
+	t.Helper()
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
+	if err != nil {
+		t.Fatal("a socket for spoofed datagrams:", err)
+	}
+	f := &flood{sources: sources, stop: make(chan struct{})}
+	f.rate.Store(int64(rate))
+	f.wg.Go(func() {
+		defer unix.Close(fd)
+		f.run(fd)
+	})
+	t.Cleanup(f.end)
+	return f
+}
+
+func (f *flood) end() {
+	select {
+	case <-f.stop:
+	default:
+		close(f.stop)
+	}
+	f.wg.Wait()
+}
+
+func (f *flood) run(fd int) {
+	const ipLen, udpLen = 20, 8
+	b := append(make([]byte, ipLen+udpLen), "hello from nobody"...)
+	b[0], b[8], b[9] = 0x45, 64, unix.IPPROTO_UDP
+	binary.BigEndian.PutUint16(b[2:], uint16(len(b)))
+	to := &unix.SockaddrInet4{Addr: netip.MustParseAddr(proxy4).As4()}
+	copy(b[16:], to.Addr[:])
+	binary.BigEndian.PutUint16(b[22:], port)
+	binary.BigEndian.PutUint16(b[24:], uint16(len(b)-ipLen)) // and no checksum
+	const every = 5 * time.Millisecond
+	tick := time.NewTicker(every)
+	defer tick.Stop()
+	for n := 0; ; {
+		some := 256
+		if rate := f.rate.Load(); rate > 0 {
+			some = max(int(float64(rate)*every.Seconds()), 1)
+			select {
+			case <-tick.C:
+			case <-f.stop:
+				return
+			}
+		}
+		select {
+		case <-f.stop:
+			return
+		default:
+		}
+		for range some {
+			n++
+			// Neighbours of one network do not follow each other.
+			i := uint32(uint64(n) * 0x9e3779b1 % uint64(f.sources))
+			binary.BigEndian.PutUint32(b[12:], 100<<24|64<<16+i)
+			binary.BigEndian.PutUint16(b[20:], uint16(1024+n%60000))
+			if unix.Sendto(fd, b, 0, to) == nil {
+				f.sent.Add(1)
+			}
+		}
+	}
+}
+
+func limited() kit.M {
+	return kit.M{"filter": "rate_limit", "per_ip": kit.M{"rate": 5, "burst": 10}, "per_net": kit.M{"rate": 5, "burst": 10}}
+}
+
+// TestFlood has very many sources that do not exist above their limits, beside
+// players with sessions. The kernel takes the networks over, and the players
+// notice nothing.
+func TestFlood(t *testing.T) {
+	s := newSite(t)
+	players, sources := kit.Scaled(50, 500), kit.Scaled(64*256, 300_000)
+	bound := kit.M{"limits": kit.M{"max_udp_sessions": 20_000}}
+	config := func(filters ...kit.M) kit.M {
+		c := s.config(kit.M{"kind": "nftables", "block_after": 5, "block_for": "5m"}, filters...)
+		app := c["apps"].(kit.M)["wayhouse"].(kit.M)
+		for k, v := range bound {
+			app[k] = v
+		}
+		return c
+	}
+	p := s.start(t, config())
+	load := kit.StartLoad(t, kit.LoadOptions{UDP: at(proxy4).String(), Flows: players, Rate: 10 * players, Patience: kit.Long})
+	p.MustLoad(config(limited()))
+	load.Round(t)
+	p.Collect()
+	before := p.RSS()
+
+	networks := float64((sources + 255) / 256)
+	f := newFlood(t, sources, kit.Scaled(4000, 0))
+	kit.Eventually(t, "the kernel has the networks", func() bool { return p.Metric("offload_entries", "kind", "blocked") >= networks })
+	f.rate.Store(0)
+	dropped, sent := kernel(p, "u"), f.sent.Load()
+	goal := float64(kit.Scaled(200_000, 3_000_000))
+	kit.Eventually(t, "the kernel drops the flood", func() bool { return kernel(p, "u") >= dropped+goal })
+	share := (kernel(p, "u") - dropped) / float64(f.sent.Load()-sent)
+	load.Round(t)
+	f.end()
+	load.Round(t)
+	if r := load.Stop(); !r.Perfect() {
+		t.Errorf("players: %v", &r)
+	}
+	t.Logf("%d sources: %d datagrams sent, the kernel dropped %.1f %% of those behind the first; RSS %d and then %d KiB",
+		sources, f.sent.Load(), 100*share, before>>10, p.RSS()>>10)
+	if share < 0.5 {
+		t.Errorf("the kernel has dropped %.1f %% of the flood", 100*share)
+	}
+	if more := p.RSS() - before; more > 120<<20 {
+		t.Errorf("the process has grown by %d MiB", more>>20)
+	}
+	if n := p.Metric("offload_missed_total"); n != 0 {
+		t.Errorf("%v things could not be told to the kernel", n)
+	}
+}
+
+// TestLimited has one client over its limit: the kernel takes over, and lets as
+// much through as the limit admits; sessions of the same address go on.
+func TestLimited(t *testing.T) {
+	s := newSite(t)
+	p := s.start(t, s.config(kit.M{"kind": "nftables", "block_after": 3, "block_for": "5m"}, limited()))
+	var inside []*caller
+	for i := range 10 {
+		c := call(t, uint32(i+1), later4)
+		c.ask(t)
+		inside = append(inside, c)
+	}
+	n := uint32(100)
+	kit.Eventually(t, "the kernel has the source", func() bool {
+		for range 20 {
+			n++
+			call(t, n, later4).send(t)
+		}
+		return kernel(p, "u") > 0
+	})
+	for range 20 {
+		for _, c := range inside {
+			c.ask(t)
+		}
+	}
+	call(t, 50, player4).ask(t) // another address, another network
+	// As soon as it keeps to its limit it gets in again, by the kernel and by the
+	// filter.
+	c := call(t, 51, later4)
+	kit.Eventually(t, "the source gets in again", func() bool {
+		c.send(t)
+		c.c.SetReadDeadline(time.Now().Add(time.Second))
+		got, err := c.c.Read(make([]byte, 2048))
+		return err == nil && got > 0
+	})
+	c.ask(t)
+}
