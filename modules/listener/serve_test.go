@@ -31,7 +31,7 @@ import (
 
 // load runs a config with this wayhouse app, and other apps if given, until
 // the test ends.
-func load(t *testing.T, app string, others ...string) {
+func load(t testing.TB, app string, others ...string) {
 	t.Helper()
 	apps := append([]string{`"wayhouse": ` + app}, others...)
 	cfg := fmt.Sprintf(`{"admin": {"disabled": true, "config": {"persist": false}}, "apps": {%s}}`, strings.Join(apps, ","))
@@ -48,7 +48,7 @@ func load(t *testing.T, app string, others ...string) {
 	})
 }
 
-func addr(t *testing.T, name string) string {
+func addr(t testing.TB, name string) string {
 	t.Helper()
 	b := proxy.Running().Listening(name)
 	if len(b) == 0 {
