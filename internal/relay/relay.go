@@ -54,6 +54,7 @@ const (
 	ReplySend                 // the kernel refused a datagram toward the client
 	PendingFull               // the route of a session is being decided and its buffer, or the worker's, is full
 	SnifferReject             // a sniffer wants the session dropped
+	FirstPacketGate           // the listener's gate has not recognised the first datagram
 	Filtered                  // a filter or a limit turned the session away; counted there by rule
 	OutsidePrefix             // sent to an address that is not in the listener's prefix
 	Loop                      // the backend would be this process, or the client itself
@@ -62,7 +63,7 @@ const (
 	NumDrops
 )
 
-var drops = [NumDrops]string{"no_route", "no_backend", "upstream_bind", "upstream_send", "draining", "reply_send", "pending_full", "sniffer_reject", "filtered", "outside_prefix", "loop", "proxy_header", "reject"}
+var drops = [NumDrops]string{"no_route", "no_backend", "upstream_bind", "upstream_send", "draining", "reply_send", "pending_full", "sniffer_reject", "first_packet_gate", "filtered", "outside_prefix", "loop", "proxy_header", "reject"}
 
 func (d Drop) String() string { return drops[d] }
 

@@ -108,6 +108,14 @@ func (m *Matcher) MatchFlow(f *sniff.Flow, _, _ netip.AddrPort) (bool, error) {
 	return false, nil
 }
 
+// Recognises implements listener.Recogniser.
+func (m *Matcher) Recognises(first []byte, _ netip.Addr) bool {
+	return m.look(&sniff.Input{Bytes: first, Datagrams: whole, Final: true}) == yes
+}
+
+// whole says that the bytes of an input are all there is.
+var whole = [][]byte{}
+
 // look asks for the prefix first, which may decide sooner.
 func (m *Matcher) look(in *sniff.Input) answer {
 	a := yes
@@ -173,4 +181,5 @@ var (
 	_ caddy.Validator       = (*Matcher)(nil)
 	_ caddyfile.Unmarshaler = (*Matcher)(nil)
 	_ listener.FlowMatcher  = (*Matcher)(nil)
+	_ listener.Recogniser   = (*Matcher)(nil)
 )

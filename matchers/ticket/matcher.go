@@ -121,6 +121,11 @@ func (m *Matcher) MatchFlow(f *sniff.Flow, client, _ netip.AddrPort) (bool, erro
 	return m.checker.Check(b[m.Offset:], client.Addr(), time.Now()) == nil, nil
 }
 
+// Recognises implements listener.Recogniser.
+func (m *Matcher) Recognises(first []byte, client netip.Addr) bool {
+	return len(first) >= m.Offset+ticket.Len && m.checker.Check(first[m.Offset:], client, time.Now()) == nil
+}
+
 // UnmarshalCaddyfile sets up the matcher from Caddyfile tokens. Syntax:
 //
 //	ticket {
@@ -145,4 +150,5 @@ var (
 	_ caddy.Validator       = (*Matcher)(nil)
 	_ caddyfile.Unmarshaler = (*Matcher)(nil)
 	_ listener.FlowMatcher  = (*Matcher)(nil)
+	_ listener.Recogniser   = (*Matcher)(nil)
 )

@@ -49,6 +49,8 @@ func (a *API) calls() map[string]map[string]call {
 		"/route-hints":          {http.MethodGet: a.hints},
 		"/route-hints/{src_ip}": {http.MethodDelete: a.dropHint},
 
+		"/admin/overload": {http.MethodGet: a.overloadState, http.MethodPost: a.setOverload},
+
 		"/explain": {http.MethodPost: a.explain},
 
 		"/admin/reload":                   {http.MethodPost: a.reload},

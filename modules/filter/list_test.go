@@ -115,7 +115,7 @@ func TestFeed(t *testing.T) {
 		want   string
 	}{
 		"an error":     {func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(500) }, "status 500"},
-		"a redirect":   {func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, elsewhere.URL, 302) }, "status 302: redirects are not followed"},
+		"a redirect":   {func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, elsewhere.URL, http.StatusFound) }, "status 302: redirects are not followed"},
 		"no networks":  {says("# none\n"), "the answer has no networks"},
 		"nothing":      {says(""), "the answer has no networks"},
 		"a wrong line": {says("192.0.2.9\n<html>\n"), `line 2: "<html>" is no network`},

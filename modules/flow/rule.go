@@ -44,6 +44,9 @@ func (l *Listener) addRule(name string) *Rule {
 	return more[name]
 }
 
+// Counter counts the flows that the rule keeps out.
+func (r *Rule) Counter() prometheus.Counter { return r.blocked }
+
 // Count counts a flow that the rule keeps out.
 func (r *Rule) Count() { r.blocked.Inc() }
 

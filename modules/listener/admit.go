@@ -9,12 +9,14 @@ import (
 	"github.com/wayhouse-proxy/wayhouse/internal/relay"
 	"github.com/wayhouse-proxy/wayhouse/modules/filter"
 	"github.com/wayhouse-proxy/wayhouse/modules/flow"
+	"github.com/wayhouse-proxy/wayhouse/modules/overload"
 )
 
 // Who gets in. Nothing has been kept of a flow that is asked about here, and it
 // runs on the engines' workers: it allocates nothing and waits for nobody.
 //
-//	the process ends → filters → limits and caps, which count the flow in
+//	the process ends → overload → filters → first-packet gate → limits and caps,
+//	which count the flow in
 //
 // Whoever is refused hears nothing; operators find the rule in the counters and,
 // sampled, in the log.
@@ -25,19 +27,36 @@ const (
 	ruleMaxConn    = "max_conn"
 	ruleMaxUDP     = "max_udp"
 	ruleMaxNewRate = "max_new_rate"
+	ruleGate       = "first_packet_gate"
 )
 
 // admit says which rule keeps a new flow out. One that no rule keeps out, for
-// which it returns "", is counted in by then.
-func (v *view) admit(client, local netip.AddrPort, udp bool) (rule string) {
+// which it returns "", is counted in by then; later is a rule that has yet to see
+// more of it, in a goroutine: see gate.go. first is the first datagram of a
+// session.
+func (v *view) admit(client, local netip.AddrPort, udp bool, first []byte) (rule, later string) {
 	f := filter.Flow{Source: cidr.Plain(client.Addr()), Client: client, Local: local, UDP: udp, Stats: v.stats}
-	switch {
+	gate := v.gated(udp)
+	switch level := overload.Level(); {
 	case v.refusing.Load():
 		rule = ruleDraining
+	case level == 0 || flow.Returning(f.Source):
+	case level == 1:
+		gate = overload.Rule
 	default:
-		if rule = v.filters.Check(f); rule == "" {
-			rule = v.countIn(f)
+		rule = overload.Rule
+	}
+	if rule == "" {
+		rule = v.filters.Check(f)
+	}
+	if rule == "" && gate != "" {
+		var look bool
+		if rule, look = v.gate(client, udp, first, gate); look {
+			later = gate
 		}
+	}
+	if rule == "" {
+		rule = v.countIn(f)
 	}
 	switch {
 	case v.shield == nil:
@@ -47,19 +66,32 @@ func (v *view) admit(client, local netip.AddrPort, udp bool) (rule string) {
 		v.shield.Admitted(client)
 	}
 	if rule == "" {
-		return ""
+		return "", later
 	}
 	v.refuse(rule, client, local, udp)
-	return rule
+	return rule, ""
+}
+
+// gated is the rule by which sessions are kept out that are not recognised, "" for
+// none.
+func (v *view) gated(udp bool) string {
+	if v.firstPacketGate && udp {
+		return ruleGate
+	}
+	return ""
 }
 
 // refuse counts a flow that a rule keeps out, and logs one out of many.
 func (v *view) refuse(rule string, client, local netip.AddrPort, udp bool) {
-	r := v.stats.Rule(rule)
-	if rule != ruleDraining {
-		r.Count()
+	if rule != ruleDraining && rule != ruleGate { // which are reasons of dropped datagrams
+		v.stats.Rule(rule).Count()
 	}
-	if held, ok := r.Tell(); ok {
+	v.tell(rule, client, local, udp)
+}
+
+// tell logs one out of many flows that a rule keeps out.
+func (v *view) tell(rule string, client, local netip.AddrPort, udp bool) {
+	if held, ok := v.stats.Rule(rule).Tell(); ok {
 		v.logger.Info("refused", zap.String("proto", network(udp)), zap.Stringer("remote", client), zap.Stringer("local", local),
 			zap.String("rule", rule), zap.Int64("suppressed", held))
 	}
@@ -90,8 +122,11 @@ func (v *view) countIn(f filter.Flow) (rule string) {
 // dropOf is what the datagram of a session that a rule keeps out is counted
 // under.
 func dropOf(rule string) relay.Drop {
-	if rule == ruleDraining {
+	switch rule {
+	case ruleDraining:
 		return relay.Draining
+	case ruleGate:
+		return relay.FirstPacketGate
 	}
 	return relay.Filtered // and under the rule
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/wayhouse-proxy/wayhouse/internal/caddyopt"
 	"github.com/wayhouse-proxy/wayhouse/internal/suggest"
 	"github.com/wayhouse-proxy/wayhouse/modules/filter"
+	"github.com/wayhouse-proxy/wayhouse/modules/overload"
 )
 
 // UnmarshalCaddyfile sets up the listener from Caddyfile tokens; d stands at
@@ -24,6 +25,7 @@ import (
 //		peek_max_bytes <number>
 //		on_undecided   refuse|next
 //		route_hint
+//		first_packet_gate
 //		filter <kind> {
 //			...
 //		}
@@ -41,16 +43,17 @@ func (l *Listener) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	}
 	var segments routeSegments
 	err := caddyopt.BlockOf(d, "a listener", caddyopt.Options{
-		"prefix":         caddyopt.String(&l.Prefix),
-		"freebind":       caddyopt.Word(&l.FreeBind),
-		"transparent":    caddyopt.Word(&l.Transparent),
-		"peek_timeout":   caddyopt.Ptr(&l.Peek.Timeout, caddyopt.Duration),
-		"peek_max_bytes": caddyopt.Ptr(&l.Peek.MaxBytes, caddyopt.Int),
-		"on_undecided":   caddyopt.Enum(&l.Peek.OnUndecided, onUndecidedRefuse, onUndecidedNext),
-		"route_hint":     caddyopt.Word(&l.RouteHint),
-		"filter":         caddyopt.Many(caddyopt.Func(l.unmarshalFilter)),
-		"@":              caddyopt.Func(segments.matcher),
-		"route":          caddyopt.Many(caddyopt.Func(segments.route)),
+		"prefix":            caddyopt.String(&l.Prefix),
+		"freebind":          caddyopt.Word(&l.FreeBind),
+		"transparent":       caddyopt.Word(&l.Transparent),
+		"peek_timeout":      caddyopt.Ptr(&l.Peek.Timeout, caddyopt.Duration),
+		"peek_max_bytes":    caddyopt.Ptr(&l.Peek.MaxBytes, caddyopt.Int),
+		"on_undecided":      caddyopt.Enum(&l.Peek.OnUndecided, onUndecidedRefuse, onUndecidedNext),
+		"route_hint":        caddyopt.Word(&l.RouteHint),
+		"first_packet_gate": caddyopt.Word(&l.FirstPacketGate),
+		"filter":            caddyopt.Many(caddyopt.Func(l.unmarshalFilter)),
+		"@":                 caddyopt.Func(segments.matcher),
+		"route":             caddyopt.Many(caddyopt.Func(segments.route)),
 	})
 	if err != nil {
 		return err
@@ -131,10 +134,20 @@ func (s *routeSegments) parse() ([]*Route, error) {
 //	max_connections          <number>
 //	max_udp_sessions         <number>
 //	max_new_sessions_per_sec <number>
+//	overload {
+//		level1_at <percent>
+//		level2_at <percent>
+//		release   <points>
+//		hold      <duration>
+//	}
 func (l *Limits) CaddyfileOptions() caddyopt.Options {
 	return caddyopt.Options{
 		"max_connections":          caddyopt.Ptr(&l.MaxConnections, caddyopt.Int),
 		"max_udp_sessions":         caddyopt.Ptr(&l.MaxUDPSessions, caddyopt.Int),
 		"max_new_sessions_per_sec": caddyopt.Ptr(&l.MaxNewSessionsPerSec, caddyopt.Int),
+		"overload": caddyopt.Func(func(d *caddyfile.Dispenser) error {
+			l.Overload = new(overload.Config)
+			return caddyopt.Block(d, l.Overload.CaddyfileOptions())
+		}),
 	}
 }

@@ -24,6 +24,7 @@ import (
 	"github.com/wayhouse-proxy/wayhouse/internal/relay/udprelay"
 	"github.com/wayhouse-proxy/wayhouse/modules/filter"
 	"github.com/wayhouse-proxy/wayhouse/modules/flow"
+	"github.com/wayhouse-proxy/wayhouse/modules/overload"
 	"github.com/wayhouse-proxy/wayhouse/modules/sniff"
 )
 
@@ -72,6 +73,12 @@ type Listener struct {
 	// Ask for a route hint before the routes: a client for whom one was pushed
 	// by POST /route-hint goes to the pool it names. Default: false.
 	RouteHint bool `json:"route_hint,omitempty"`
+
+	// The first-packet gate, for UDP: a session is opened only when its first
+	// datagram is recognised, by a sniffer that the routes ask and that does not
+	// reject it, by first_bytes or by a ticket. At least one of these is needed.
+	// Default: false.
+	FirstPacketGate bool `json:"first_packet_gate,omitempty"`
 
 	name    string
 	path    string // config path, for errors
@@ -141,10 +148,19 @@ type Limits struct {
 	// The most new connections and UDP sessions a second, together; as many
 	// may come at once. At least 1. Default: no limit.
 	MaxNewSessionsPerSec *int64 `json:"max_new_sessions_per_sec,omitempty"`
+
+	// When the overload level rises and falls by itself. Default: it is only set
+	// by operators.
+	Overload *overload.Config `json:"overload,omitempty"`
 }
 
 // Validate refuses limits that would let nothing through.
 func (l *Limits) Validate() error {
+	if l.Overload != nil {
+		if err := l.Overload.Validate(); err != nil {
+			return fmt.Errorf("overload.%w", err)
+		}
+	}
 	for _, f := range []struct {
 		key string
 		n   *int64
@@ -159,6 +175,9 @@ func (l *Limits) Validate() error {
 	}
 	return nil
 }
+
+// Flows are the most connections and sessions there may be; 0 is no limit.
+func (l *Limits) Flows() (connections, sessions int64) { return l.max(false), l.max(true) }
 
 func (l *Limits) max(udp bool) int64 {
 	n := l.MaxConnections
@@ -275,6 +294,14 @@ func (l *Listener) Validate() error {
 		return fmt.Errorf("%s.peek.max_bytes: %d is not from 1 to %d; leave it out for %d", l.path, l.peek.MaxBytes, maxPeekBytes, defaultPeekMaxBytes)
 	case l.peek.OnUndecided != onUndecidedRefuse && l.peek.OnUndecided != onUndecidedNext:
 		return fmt.Errorf("%s.peek.on_undecided: %q is neither %s nor %s", l.path, l.peek.OnUndecided, onUndecidedRefuse, onUndecidedNext)
+	}
+	if l.FirstPacketGate {
+		if tcp, _ := l.Networks(); tcp {
+			return fmt.Errorf("%s.first_packet_gate: it is for UDP, and the listener binds a TCP address: give TCP a listener of its own", l.path)
+		}
+		if !l.view.canRecognise() {
+			return fmt.Errorf("%s.first_packet_gate: nobody would get in: no route has first_bytes, a sniffer or a ticket to recognise clients by", l.path)
+		}
 	}
 	if len(l.Routes) == 0 {
 		if l.RouteHint {

@@ -43,6 +43,9 @@ type view struct {
 	grace     time.Duration
 	shield    Shield // told of new flows; nil: nobody
 
+	firstPacketGate bool
+	recognisers     []Recogniser
+
 	prefix      netip.Prefix // of the addresses that are served; not valid: all
 	transparent bool
 
@@ -60,7 +63,7 @@ type view struct {
 func newView(l *Listener, grace time.Duration) *view {
 	return &view{
 		name: l.name, logger: l.logger, stats: l.stats, limits: l.limits, filters: l.filters, peek: l.peek, routes: l.Routes, hint: l.hint, grace: grace,
-		prefix: l.prefix, transparent: l.Transparent,
+		prefix: l.prefix, transparent: l.Transparent, firstPacketGate: l.FirstPacketGate, recognisers: l.recognisers(),
 	}
 }
 
@@ -130,7 +133,8 @@ func (ep *endpoint) Accept(o *tcprelay.Opening) tcprelay.Decision {
 		v.stats.OutsidePrefix.Inc()
 		return tcprelay.Refuse
 	}
-	if v.admit(o.Client, o.Local, false) != "" {
+	rule, later := v.admit(o.Client, o.Local, false, nil)
+	if rule != "" {
 		return tcprelay.Refuse
 	}
 	d, done := tcprelay.Refuse, false
@@ -144,6 +148,9 @@ func (ep *endpoint) Accept(o *tcprelay.Opening) tcprelay.Decision {
 	}()
 	i, known := v.straight(o.Client, o.Local)
 	switch {
+	case later != "":
+		go v.gateTCP(o.FD, o.Client, o.Local)
+		d = tcprelay.Take
 	case !known:
 		d = v.look(o)
 	case i == noRoute:
@@ -169,8 +176,16 @@ func (ep *endpoint) early(fd int, client, local netip.AddrPort) {
 		unix.Close(fd)
 		return
 	}
-	if v == nil || v.admit(client, local, false) != "" {
+	if v == nil {
 		unix.Close(fd)
+		return
+	}
+	switch rule, later := v.admit(client, local, false, nil); {
+	case rule != "":
+		unix.Close(fd)
+		return
+	case later != "":
+		v.gateTCP(fd, client, local)
 		return
 	}
 	v.serveTCP(fd, client, local, nil, 0)
@@ -241,7 +256,8 @@ func (ep *endpoint) Open(o *udprelay.Opening) udprelay.Decision {
 	if o.From != nil {
 		return v.rehome(o)
 	}
-	if rule := v.admit(o.Client, o.Local, true); rule != "" {
+	rule, later := v.admit(o.Client, o.Local, true, o.Data)
+	if rule != "" {
 		o.Reason = dropOf(rule)
 		return udprelay.Refuse
 	}
@@ -255,6 +271,7 @@ func (ep *endpoint) Open(o *udprelay.Opening) udprelay.Decision {
 		}
 	}()
 	i, known := v.straight(o.Client, o.Local)
+	known = known && later == ""
 	switch {
 	case known && i == noRoute:
 		o.Reason = relay.NoRoute
@@ -266,7 +283,11 @@ func (ep *endpoint) Open(o *udprelay.Opening) udprelay.Decision {
 			o.Reason = relay.PendingFull
 			break
 		}
-		go v.serveUDP(c, o.Client, o.Local, o.Worker)
+		if later != "" {
+			go v.gateUDP(c, o.Client, o.Local, o.Worker, later)
+		} else {
+			go v.serveUDP(c, o.Client, o.Local, o.Worker)
+		}
 		d = udprelay.Hold
 	}
 	done = true

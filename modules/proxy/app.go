@@ -23,6 +23,7 @@ import (
 	"github.com/wayhouse-proxy/wayhouse/modules/filter"
 	"github.com/wayhouse-proxy/wayhouse/modules/listener"
 	"github.com/wayhouse-proxy/wayhouse/modules/offload"
+	"github.com/wayhouse-proxy/wayhouse/modules/overload"
 	"github.com/wayhouse-proxy/wayhouse/modules/pool"
 	"github.com/wayhouse-proxy/wayhouse/modules/resolver"
 	"github.com/wayhouse-proxy/wayhouse/modules/sniff"
@@ -84,6 +85,8 @@ type App struct {
 	snifferHosts map[string]any
 
 	geo filter.GeoDBs
+
+	overload *overload.Use
 
 	resolvers map[string]*resolver.Host
 
@@ -361,6 +364,7 @@ func (a *App) Start() (err error) {
 		a.shields.Serve()
 	}
 	instances.started(a)
+	a.overload = overload.Start(a.Limits.Overload, a.Limits.Flows, a.logger)
 	signals.acquire()
 	return nil
 }
@@ -418,6 +422,7 @@ func (a *App) Stop() error {
 		a.shutDown()
 	}
 	instances.stopped(a)
+	a.overload.Stop()
 	var errs []error
 	if a.shields != nil {
 		a.shields.Close()

@@ -27,6 +27,9 @@ func init() { httpcaddyfile.RegisterGlobalOption("wayhouse", parseGlobalOption) 
 //			max_connections          <number>
 //			max_udp_sessions         <number>
 //			max_new_sessions_per_sec <number>
+//			overload {
+//				...
+//			}
 //		}
 //		geo_db         <path>
 //		geo_asn_db     <path>
