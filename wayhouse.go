@@ -23,6 +23,7 @@ import (
 	_ "github.com/wayhouse-proxy/wayhouse/modules/balancer"
 	_ "github.com/wayhouse-proxy/wayhouse/modules/filter"
 	_ "github.com/wayhouse-proxy/wayhouse/modules/health"
+	_ "github.com/wayhouse-proxy/wayhouse/modules/doctor"
 	_ "github.com/wayhouse-proxy/wayhouse/modules/lint"
 	_ "github.com/wayhouse-proxy/wayhouse/modules/proxy"
 	_ "github.com/wayhouse-proxy/wayhouse/modules/resolver"

@@ -71,3 +71,9 @@ func tryOffload() (o offload) {
 	}
 	return o
 }
+
+// Offload reports which of the kernel's segmentation offloads work here.
+func Offload() (gso, gro bool) {
+	o := probeOffload()
+	return o.gso, o.gro
+}
