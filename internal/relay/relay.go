@@ -46,20 +46,20 @@ type Drop uint8
 // The drop reasons. The strings are label values of
 // wayhouse_datagrams_dropped_total.
 const (
-	NoRoute       Drop = iota // no route matched
-	NoBackend                 // the pool had no backend to give
-	UpstreamBind              // no socket toward the backend
-	UpstreamSend              // the kernel refused a datagram toward the backend
-	Draining                  // a new session on an endpoint that takes none
-	ReplySend                 // the kernel refused a datagram toward the client
-	PendingFull               // the route of a session is being decided and its buffer, or the worker's, is full
-	SnifferReject             // a sniffer wants the session dropped
-	FirstPacketGate           // the listener's gate has not recognised the first datagram
-	Filtered                  // a filter or a limit turned the session away; counted there by rule
-	OutsidePrefix             // sent to an address that is not in the listener's prefix
-	Loop                      // the backend would be this process, or the client itself
-	ProxyHeader               // its PROXY header is missing, wrong or of somebody else, or the backend's is not one for datagrams
-	Reject                    // a route turns the session away
+	NoRoute         Drop = iota // no route matched
+	NoBackend                   // the pool had no backend to give
+	UpstreamBind                // no socket toward the backend
+	UpstreamSend                // the kernel refused a datagram toward the backend
+	Draining                    // a new session on an endpoint that takes none
+	ReplySend                   // the kernel refused a datagram toward the client
+	PendingFull                 // the route of a session is being decided and its buffer, or the worker's, is full
+	SnifferReject               // a sniffer wants the session dropped
+	FirstPacketGate             // the listener's gate has not recognised the first datagram
+	Filtered                    // a filter or a limit turned the session away; counted there by rule
+	OutsidePrefix               // sent to an address that is not in the listener's prefix
+	Loop                        // the backend would be this process, or the client itself
+	ProxyHeader                 // its PROXY header is missing, wrong or of somebody else, or the backend's is not one for datagrams
+	Reject                      // a route turns the session away
 	NumDrops
 )
 

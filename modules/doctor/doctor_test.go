@@ -38,8 +38,11 @@ func TestCheck(t *testing.T) {
 		spoil func(*State, *Needs)
 		want  string // check, level and part of the text; "" is nothing
 	}{
-		"sound":                       {func(*State, *Needs) {}, ""},
-		"no capability":               {func(s *State, _ *Needs) { s.Caps = 0; s.Sysctls["net.core.rmem_max"], s.Sysctls["net.core.wmem_max"] = "1048576", "1048576" }, "capabilities wrong transparent listeners"},
+		"sound": {func(*State, *Needs) {}, ""},
+		"no capability": {func(s *State, _ *Needs) {
+			s.Caps = 0
+			s.Sysctls["net.core.rmem_max"], s.Sysctls["net.core.wmem_max"] = "1048576", "1048576"
+		}, "capabilities wrong transparent listeners"},
 		"the other capability":        {func(s *State, _ *Needs) { s.Caps |= 1 << unix.CAP_NET_RAW }, ""},
 		"low port":                    {func(s *State, _ *Needs) { s.Sysctls["net.ipv4.ip_unprivileged_port_start"] = "1024" }, "capabilities wrong port 443"},
 		"descriptors":                 {func(s *State, _ *Needs) { s.Files = 9000 }, "files wrong 9128"},
