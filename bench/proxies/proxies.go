@@ -27,6 +27,7 @@ type Params struct {
 	UDPBackend  string
 
 	NginxModules string // set by Prepare
+	Match        string // set by Prepare: matchers of the TCP route, or none
 }
 
 // Proxy is one of the proxies compared.
@@ -36,13 +37,14 @@ type Proxy struct {
 	Built   bool   // by the harness, from this module
 
 	config  string
+	match   string // matchers of the TCP route, as in its configuration
 	argv    func(bin, config, dir string) []string
 	version func(bin string) (string, error)
 
 	UDP bool
 }
 
-// All are the proxies, peers first.
+// All are the proxies, peers first, variants of ours last.
 var All = []*Proxy{
 	{
 		Name: "nginx", Program: "nginx", config: "nginx.conf", UDP: true,
@@ -64,6 +66,18 @@ var All = []*Proxy{
 		Name: "wayhouse", Program: "./cmd/wayhouse", Built: true, config: "wayhouse.json", UDP: true,
 		argv: caddyRun, version: modules,
 	},
+	{
+		// What it costs to look at a connection's first bytes: against wayhouse.
+		Name: "wayhouse-look", Program: "./cmd/wayhouse", Built: true, config: "wayhouse.json", UDP: true,
+		match: `{"first_bytes": {"length": {"min": 1}}}`,
+		argv:  caddyRun, version: modules,
+	},
+	{
+		// The same with one of caddy-l4's matchers.
+		Name: "wayhouse-regexp", Program: "./cmd/wayhouse", Built: true, config: "wayhouse.json", UDP: true,
+		match: `{"regexp": {"pattern": "", "count": 1}}`,
+		argv:  caddyRun, version: modules,
+	},
 }
 
 // ByName finds a proxy.
@@ -84,6 +98,7 @@ func (p *Proxy) Version(bin string) (string, error) { return p.version(bin) }
 // Prepare writes the proxy's configuration and returns what to run.
 func (p *Proxy) Prepare(bin string, params Params) (argv []string, err error) {
 	params.NginxModules = nginxModules()
+	params.Match = p.match
 	b, err := p.render(params)
 	if err != nil {
 		return nil, err

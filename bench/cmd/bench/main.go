@@ -81,14 +81,14 @@ func run(ctx context.Context, args []string) error {
 	defer os.RemoveAll(dir)
 	h := &harness{dir: dir, bins: map[string]string{}, genCPU: *genCPU, proxyCPU: *proxyCPU, others: *others, again: *again}
 	rep := &Report{Env: environment(ctx), Args: args, Rounds: *rounds}
-	given := map[string]string{"wayhouse": *wayhouse, "caddyl4": *caddyl4}
+	given := map[string]string{"./cmd/wayhouse": *wayhouse, "./bench/cmd/caddyl4": *caddyl4}
 	var field []*proxies.Proxy
 	for name := range strings.SplitSeq(*names, ",") {
 		p := proxies.ByName(name)
 		if p == nil {
 			return fmt.Errorf("proxies: there is no %q", name)
 		}
-		bin, err := find(ctx, dir, p, given[name])
+		bin, err := find(ctx, dir, p, given[p.Program])
 		if err == nil {
 			h.bins[name] = bin
 			rep.Env.Versions[name], err = p.Version(bin)
