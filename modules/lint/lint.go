@@ -60,7 +60,7 @@ func Check(config []byte) ([]Finding, error) {
 type report func(rule, path, format string, args ...any)
 
 var rules = []func(*document, report){
-	unreachable, missingCatchAll, handshakeLeak, handshakeIdle, undecidedNext, nestedCIDRs,
+	unreachable, missingCatchAll, handshakeLeak, handshakeIdle, openGate, undecidedNext, nestedCIDRs,
 	unusedPools, unusedResolvers, poolTimeouts, listenerTimeouts, silentListeners,
 }
 
@@ -94,9 +94,16 @@ type listener struct {
 		Timeout     *caddy.Duration `json:"timeout"`
 		OnUndecided string          `json:"on_undecided"`
 	} `json:"peek"`
+	Filters         []filter `json:"filters"`
 	RouteHint       bool     `json:"route_hint"`
 	FirstPacketGate bool     `json:"first_packet_gate"`
 	Routes          []*route `json:"routes"`
+}
+
+type filter struct {
+	Kind  string          `json:"filter"`
+	Allow json.RawMessage `json:"allow"` // networks, or countries
+	Deny  json.RawMessage `json:"deny"`
 }
 
 type route struct {

@@ -28,6 +28,16 @@ func nestedCIDRs(d *document, found report) {
 			}
 		}
 	})
+	for _, name := range d.names {
+		for i, f := range d.app.Listeners[name].Filters {
+			for key, raw := range map[string]json.RawMessage{"allow": f.Allow, "deny": f.Deny} {
+				var list []string
+				if f.Kind == "acl" && json.Unmarshal(raw, &list) == nil {
+					nested(list, fmt.Sprintf("%s.filters[%d].%s", listenerPath(name), i, key), found)
+				}
+			}
+		}
+	}
 	for _, name := range slices.Sorted(maps.Keys(d.app.Resolvers)) {
 		nested(d.app.Resolvers[name].AllowTargets, "apps.wayhouse.resolvers."+name+".allow_targets", found)
 	}

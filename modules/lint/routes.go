@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/wayhouse-proxy/wayhouse/internal/literal"
 	"github.com/wayhouse-proxy/wayhouse/modules/pool"
 )
 
@@ -134,21 +135,26 @@ var handshakeOnly = []string{"quic", "wireguard", "openvpn", "raknet", "teamspea
 // none.
 func (d *document) handshake(r *route) string {
 	for _, set := range r.sets {
-		var o struct {
-			Name string `json:"name"`
-		}
-		if json.Unmarshal([]byte(set["sniffer"]), &o) != nil {
-			continue
-		}
-		kind := o.Name
-		if declared, ok := d.app.Sniffers.Native[o.Name]; ok {
-			kind = declared.Kind
-		}
-		if slices.Contains(handshakeOnly, kind) {
-			return o.Name
+		if name, kind := d.sniffer(set); slices.Contains(handshakeOnly, kind) {
+			return name
 		}
 	}
 	return ""
+}
+
+// sniffer is the one that a set of matchers asks, and its kind where another
+// name was declared for it.
+func (d *document) sniffer(set map[string]string) (name, kind string) {
+	var o struct {
+		Name string `json:"name"`
+	}
+	if json.Unmarshal([]byte(set["sniffer"]), &o) != nil {
+		return "", ""
+	}
+	if declared, ok := d.app.Sniffers.Native[o.Name]; ok {
+		return o.Name, declared.Kind
+	}
+	return o.Name, o.Name
 }
 
 func (l *listener) udp() bool {
@@ -214,6 +220,40 @@ func handshakeIdle(d *document, found report) {
 				"stay well above the keepalive of the protocol", time.Duration(*c.IdleTimeout), leastIdle, name, path)
 		}
 	})
+}
+
+// leastPrefix is how many bytes a first_bytes has to know for its listener's gate
+// to keep anything out.
+const leastPrefix = 2
+
+func openGate(d *document, found report) {
+	d.each(func(l *listener, i int, path string) {
+		if !l.FirstPacketGate {
+			return
+		}
+		for k, set := range l.Routes[i].sets {
+			if options, ok := set["first_bytes"]; ok && known(options) < leastPrefix {
+				found("open_gate", fmt.Sprintf("%s.match[%d].first_bytes", path, k), "the gate lets in whatever this matches, with a prefix of %d bytes: "+
+					"give it one of %d or more, or do without first_packet_gate", known(options), leastPrefix)
+			}
+			if name, kind := d.sniffer(set); kind == "openvpn" {
+				found("open_gate", fmt.Sprintf("%s.match[%d].sniffer", path, k), "the gate lets in whatever the sniffer %s recognises, which goes by one byte: "+
+					"about 3 of 256 random datagrams; put OpenVPN on a listener of its own", name)
+			}
+		}
+	})
+}
+
+// known is how many bytes a first_bytes matcher looks for.
+func known(options string) int {
+	var o struct {
+		Prefix string `json:"prefix"`
+	}
+	if json.Unmarshal([]byte(options), &o) != nil {
+		return 0
+	}
+	b, _ := literal.Parse(o.Prefix)
+	return len(b)
 }
 
 func undecidedNext(d *document, found report) {
