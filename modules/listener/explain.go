@@ -97,6 +97,7 @@ const (
 	EndCutOff   = "cut_off"  // a route is undecided to the end
 	EndWaits    = "waits"    // more bytes would be waited for
 	EndLimit    = "limit"    // a limit is in its way
+	EndFilter   = "filter"   // a filter refuses it
 	EndRefused  = "refused"  // the process is stopping
 	EndNetwork  = "network"  // a server on wayhouse/NAME gets it
 	EndError    = "error"    // a matcher fails
@@ -220,7 +221,7 @@ func (t *trace) run() {
 		t.end(Outcome{What: EndOutside, Reason: fmt.Sprintf("%s is not in the prefix %s", t.q.Local.Addr(), t.v.prefix)})
 		return
 	}
-	if !t.limits() {
+	if !t.admission() || !t.limits() {
 		return
 	}
 	if len(t.v.routes) == 0 {
