@@ -60,8 +60,8 @@ func Check(config []byte) ([]Finding, error) {
 type report func(rule, path, format string, args ...any)
 
 var rules = []func(*document, report){
-	unreachable, missingCatchAll, handshakeLeak, handshakeIdle, openGate, undecidedNext, nestedCIDRs,
-	unusedPools, unusedResolvers, poolTimeouts, listenerTimeouts, silentListeners,
+	unreachable, missingCatchAll, handshakeLeak, handshakeIdle, openGate, unseenBytes, undecidedNext,
+	nestedCIDRs, unusedPools, unusedResolvers, poolTimeouts, listenerTimeouts, silentListeners,
 }
 
 // document is a config as the rules see it.
@@ -92,6 +92,7 @@ type listener struct {
 	Bind []string `json:"bind"`
 	Peek struct {
 		Timeout     *caddy.Duration `json:"timeout"`
+		MaxBytes    *int            `json:"max_bytes"`
 		OnUndecided string          `json:"on_undecided"`
 	} `json:"peek"`
 	Filters         []filter `json:"filters"`

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/wayhouse-proxy/wayhouse/internal/literal"
+	"github.com/wayhouse-proxy/wayhouse/internal/ticket"
 	"github.com/wayhouse-proxy/wayhouse/modules/pool"
 )
 
@@ -161,6 +162,10 @@ func (l *listener) udp() bool {
 	return slices.ContainsFunc(l.Bind, func(b string) bool { return strings.HasPrefix(b, "udp/") })
 }
 
+func (l *listener) tcp() bool {
+	return slices.ContainsFunc(l.Bind, func(b string) bool { return strings.HasPrefix(b, "tcp/") })
+}
+
 // rejects reports whether the route is there to turn flows away.
 func (r *route) rejects() bool {
 	return len(r.handlers) == 1 && r.handlers[0].Name == "reject"
@@ -254,6 +259,47 @@ func known(options string) int {
 	}
 	b, _ := literal.Parse(o.Prefix)
 	return len(b)
+}
+
+// peekMaxBytes is the default of peek.max_bytes.
+const peekMaxBytes = 4096
+
+func unseenBytes(d *document, found report) {
+	d.each(func(l *listener, i int, path string) {
+		seen := peekMaxBytes
+		if l.Peek.MaxBytes != nil {
+			seen = *l.Peek.MaxBytes
+		}
+		if !l.tcp() {
+			return
+		}
+		for k, set := range l.Routes[i].sets {
+			for _, name := range []string{"first_bytes", "ticket"} {
+				options, ok := set[name]
+				if !ok {
+					continue
+				}
+				if end := reach(name, options); end > seen {
+					found("unseen_bytes", fmt.Sprintf("%s.match[%d].%s", path, k, name), "it goes by the first %d bytes, and of a connection peek.max_bytes, %d, are looked at: "+
+						"none ever matches; raise peek.max_bytes", end, seen)
+				}
+			}
+		}
+	})
+}
+
+// reach is how many bytes a matcher has to see before it can match.
+func reach(name, options string) int {
+	var o struct {
+		Offset int `json:"offset"`
+	}
+	if json.Unmarshal([]byte(options), &o) != nil {
+		return 0
+	}
+	if name == "ticket" {
+		return o.Offset + ticket.Len
+	}
+	return o.Offset + known(options)
 }
 
 func undecidedNext(d *document, found report) {
