@@ -24,11 +24,18 @@ import (
 
 // copyStream copies a TCP-like connection.
 func (h *Handler) copyStream(cx *layer4.Connection, at *listener.Place, client, local netip.AddrPort) error {
+	if !h.header.fits(false) {
+		return errMisfit
+	}
 	up, b, err := h.dialTCP(at, client, local)
 	if err != nil {
 		return err
 	}
 	defer b.Release()
+	if err := h.header.beginStream(cx, up, client, local); err != nil {
+		up.Close()
+		return err
+	}
 	s := h.pool.Settings()
 	show(cx, h.path(at, b))
 	return pumpStream(cx, up, at, watch(s.IdleTimeout, s.MaxLifetime, cutter(cx, up)), b)
@@ -118,6 +125,9 @@ func show(cx *layer4.Connection, p *relay.Path) {
 // copyDatagrams copies a UDP session.
 func (h *Handler) copyDatagrams(cx *layer4.Connection, at *listener.Place, client, local netip.AddrPort) error {
 	s := h.pool.Settings()
+	if !h.header.fits(true) {
+		return errMisfit
+	}
 	b, result := h.pool.Pick(balancer.Flow{Client: client, Local: local}, nil)
 	if result != pool.OK {
 		return fmt.Errorf("pool %s: no backend to give", h.pool.Name())
@@ -134,7 +144,7 @@ func (h *Handler) copyDatagrams(cx *layer4.Connection, at *listener.Place, clien
 		return err
 	}
 	show(cx, path)
-	return pumpDatagrams(cx, up, at, watch(s.IdleTimeout, s.MaxLifetime, cutter(cx, up)), b)
+	return pumpDatagrams(cx, h.header.datagrams(cx, up, client, local), at, watch(s.IdleTimeout, s.MaxLifetime, cutter(cx, up)), b)
 }
 
 // pumpDatagrams copies until the session ends, and closes up.

@@ -8,18 +8,20 @@ import (
 
 	"github.com/mholt/caddy-l4/layer4"
 
+	"github.com/wayhouse-proxy/wayhouse/internal/proxyproto"
 	"github.com/wayhouse-proxy/wayhouse/internal/relay"
 	"github.com/wayhouse-proxy/wayhouse/internal/relay/tcprelay"
 	"github.com/wayhouse-proxy/wayhouse/internal/relay/udprelay"
 	"github.com/wayhouse-proxy/wayhouse/modules/flow"
 	"github.com/wayhouse-proxy/wayhouse/modules/listener"
 	"github.com/wayhouse-proxy/wayhouse/modules/pool"
+	"github.com/wayhouse-proxy/wayhouse/modules/sniff"
 )
 
 // New is the handler for a pool, for handlers that find out by flow which pool
 // is wanted.
 func New(p *pool.Pool) *Handler {
-	h := &Handler{Pool: p.Name(), pool: p}
+	h := &Handler{Pool: p.Name(), pool: p, header: headerOf(p)}
 	h.paths.Store(&map[pathKey]*relay.Path{})
 	return h
 }
@@ -31,7 +33,10 @@ type Direct struct {
 	To             netip.AddrPort
 	ConnectTimeout time.Duration
 	IdleTimeout    time.Duration
+	Proxy          proxyproto.Form
 }
+
+func (d *Direct) header() *header { return &header{pool: d.Name, form: d.Proxy} }
 
 // directKeepalive is what pools have unless they say otherwise.
 const directKeepalive = 30 * time.Second
@@ -39,12 +44,16 @@ const directKeepalive = 30 * time.Second
 func (d *Direct) path(at *listener.Place) *relay.Path {
 	return &relay.Path{
 		Listener: at.Listener, Route: at.Route, Pool: d.Name, Backend: d.To, Transparent: at.Transparent,
-		Idle: d.IdleTimeout, Counters: at.Counters, Owner: directOwner{at.Stats},
+		Idle: d.IdleTimeout, Counters: at.Counters, Owner: directOwner{at.Stats}, Proxy: d.Proxy,
 	}
 }
 
 // ForwardUDP implements listener.Forwarder.
 func (d *Direct) ForwardUDP(o *udprelay.Opening, at *listener.Place) udprelay.Decision {
+	if !d.header().fits(true) {
+		o.Reason = relay.ProxyHeader
+		return udprelay.Refuse
+	}
 	path := d.path(at)
 	if path.Transparent && listener.Loops(o.Client, d.To) {
 		o.Reason = relay.Loop
@@ -56,20 +65,30 @@ func (d *Direct) ForwardUDP(o *udprelay.Opening, at *listener.Place) udprelay.De
 		return udprelay.Refuse
 	}
 	o.Path, o.FD = path, fd
+	d.header().sent()
 	return udprelay.Forward
 }
 
 // TCPDialer implements listener.Forwarder.
-func (d *Direct) TCPDialer(at *listener.Place) tcprelay.Dialer { return directDialer{d, at} }
+func (d *Direct) TCPDialer(at *listener.Place) tcprelay.Dialer {
+	return directDialer{d, at, d.header()}
+}
 
 type directDialer struct {
-	d  *Direct
-	at *listener.Place
+	d      *Direct
+	at     *listener.Place
+	header *header
+}
+
+// WithHost implements listener.HostDialer.
+func (d directDialer) WithHost(host []byte) tcprelay.Dialer {
+	d.header, _ = d.header.with(host)
+	return d
 }
 
 // Next implements tcprelay.Dialer: there is one try.
 func (d directDialer) Next(client, _ netip.AddrPort, attempt int, _ []*relay.Path) (tcprelay.Target, bool) {
-	if attempt > 0 {
+	if attempt > 0 || !d.header.fits(false) {
 		return tcprelay.Target{}, false
 	}
 	path := d.d.path(d.at)
@@ -78,7 +97,9 @@ func (d directDialer) Next(client, _ netip.AddrPort, attempt int, _ []*relay.Pat
 		return tcprelay.Target{}, false
 	}
 	asClient(path, client, d.d.To) // tells when it cannot be
-	return tcprelay.Target{Path: path, ConnectTimeout: d.d.ConnectTimeout, KeepAlive: directKeepalive, NoDelay: true}, true
+	return tcprelay.Target{
+		Path: path, ConnectTimeout: d.d.ConnectTimeout, KeepAlive: directKeepalive, NoDelay: true, Header: d.header.of(),
+	}, true
 }
 
 // GaveUp implements tcprelay.Dialer.
@@ -107,7 +128,7 @@ func (nobody) Passive(relay.Failure) {}
 // server of another app.
 func (d *Direct) Handle(cx *layer4.Connection, _ layer4.Handler) error {
 	if c, ok := listener.Socket(cx).(*listener.TCPConn); ok {
-		c.ForwardTCP(append([]byte(nil), cx.MatchingBytes()...), d.TCPDialer(c.Place()))
+		c.ForwardTCP(append([]byte(nil), cx.MatchingBytes()...), listener.Hosted(d.TCPDialer(c.Place()), sniff.Of(cx).Known()))
 		return nil
 	}
 	at := foreign
@@ -115,7 +136,11 @@ func (d *Direct) Handle(cx *layer4.Connection, _ layer4.Handler) error {
 		at = c.Place()
 	}
 	udp := cx.RemoteAddr().Network() == "udp"
-	path, client := d.path(at), clientOf(cx)
+	path, client, local := d.path(at), clientOf(cx), addrPort(cx.LocalAddr())
+	head := d.header()
+	if !head.fits(udp) {
+		return errMisfit
+	}
 	if path.Transparent && listener.Loops(client, d.To) {
 		return errLoop
 	}
@@ -132,7 +157,11 @@ func (d *Direct) Handle(cx *layer4.Connection, _ layer4.Handler) error {
 	show(cx, path)
 	w := watch(d.IdleTimeout, 0, cutter(cx, up))
 	if udp {
-		return pumpDatagrams(cx, up, at, w, nobody{})
+		return pumpDatagrams(cx, head.datagrams(cx, up, client, local), at, w, nobody{})
+	}
+	if err := head.beginStream(cx, up, client, local); err != nil {
+		up.Close()
+		return err
 	}
 	return pumpStream(cx, up, at, w, nobody{})
 }

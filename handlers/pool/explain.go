@@ -3,6 +3,8 @@ package pool
 import (
 	"fmt"
 
+	"github.com/wayhouse-proxy/wayhouse/internal/proxyopt"
+	"github.com/wayhouse-proxy/wayhouse/internal/proxyproto"
 	"github.com/wayhouse-proxy/wayhouse/modules/balancer"
 	"github.com/wayhouse-proxy/wayhouse/modules/listener"
 	"github.com/wayhouse-proxy/wayhouse/modules/pool"
@@ -11,7 +13,11 @@ import (
 // Explain implements listener.Explainer. The backend is the one that the
 // balancer would choose now, which another flow may get first.
 func (h *Handler) Explain(q *listener.Question, _ string) listener.Account {
-	a := listener.Account{Pool: h.pool.Name()}
+	a := listener.Account{Pool: h.pool.Name(), Header: h.header.explain(q)}
+	if proxyopt.Fits(h.header.form, q.UDP) != nil {
+		a.Reason = "refused: the header that its backends expect is not for flows of this kind"
+		return a
+	}
 	followed := h.followed(q)
 	for _, b := range h.pool.Backends() {
 		candidate, room := h.pool.Takes(b)
@@ -41,6 +47,18 @@ func (h *Handler) Explain(q *listener.Question, _ string) listener.Account {
 		a.Reason = fmt.Sprintf("refused: %v", errPort)
 	}
 	return a
+}
+
+// explain is the header that a backend would get of a flow.
+func (h *header) explain(q *listener.Question) string {
+	if h.form.Version == proxyproto.None {
+		return ""
+	}
+	s := fmt.Sprintf("%s of %s to %s", h.form.Version, q.Client, q.Local)
+	if h.form.Version == proxyproto.V2UDP {
+		s += ", " + h.form.Mode.String()
+	}
+	return s
 }
 
 // mapped is where a flow reaches a backend whose port is mapped, "" for others

@@ -23,6 +23,10 @@ import (
 
 // ForwardUDP implements listener.Forwarder.
 func (h *Handler) ForwardUDP(o *udprelay.Opening, at *listener.Place) udprelay.Decision {
+	if !h.header.fits(true) {
+		o.Reason = relay.ProxyHeader
+		return udprelay.Refuse
+	}
 	w := &way{h.pool, h.ports, func(b *pool.Backend) *relay.Path { return h.path(at, b) }}
 	if h.Follow != nil {
 		if to, ok := h.Follow.target(o.Client.Addr()); ok {
@@ -78,6 +82,7 @@ func (w *way) dial(o *udprelay.Opening, b *pool.Backend) (ok, another bool) {
 	fd, errno := dialUDP(path, o.Client, to, w.pool.Source(to.Addr()))
 	if errno == 0 {
 		o.Path, o.FD = path, fd
+		headerOf(w.pool).sent()
 		return true, false
 	}
 	failure := relay.ConnectFailure(errno)
@@ -91,18 +96,27 @@ func (w *way) dial(o *udprelay.Opening, b *pool.Backend) (ok, another bool) {
 }
 
 // TCPDialer implements listener.Forwarder.
-func (h *Handler) TCPDialer(at *listener.Place) tcprelay.Dialer { return &dialer{h, at} }
+func (h *Handler) TCPDialer(at *listener.Place) tcprelay.Dialer { return &dialer{h, at, h.header} }
 
 // dialer names backends for the connections of one place.
 type dialer struct {
-	h  *Handler
-	at *listener.Place
+	h      *Handler
+	at     *listener.Place
+	header *header
+}
+
+// WithHost implements listener.HostDialer.
+func (d *dialer) WithHost(host []byte) tcprelay.Dialer {
+	if own, ok := d.header.with(host); ok {
+		return &dialer{d.h, d.at, own}
+	}
+	return d
 }
 
 // Next implements tcprelay.Dialer.
 func (d *dialer) Next(client, local netip.AddrPort, attempt int, tried []*relay.Path) (tcprelay.Target, bool) {
 	s := d.h.pool.Settings()
-	if attempt >= s.MaxTries {
+	if attempt >= s.MaxTries || attempt == 0 && !d.header.fits(false) {
 		return tcprelay.Target{}, false
 	}
 	var failed []netip.AddrPort
@@ -129,6 +143,7 @@ func (d *dialer) Next(client, local netip.AddrPort, attempt int, tried []*relay.
 	return tcprelay.Target{
 		Path: path, To: to, Source: d.h.pool.Source(to.Addr()),
 		ConnectTimeout: s.ConnectTimeout, KeepAlive: s.Keepalive, NoDelay: s.NoDelay,
+		Header: d.header.of(),
 	}, true
 }
 

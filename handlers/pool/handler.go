@@ -16,12 +16,14 @@ import (
 	"github.com/mholt/caddy-l4/layer4"
 	"go.uber.org/zap"
 
+	"github.com/wayhouse-proxy/wayhouse/internal/proxyproto"
 	"github.com/wayhouse-proxy/wayhouse/internal/relay"
 	"github.com/wayhouse-proxy/wayhouse/internal/strictjson"
 	"github.com/wayhouse-proxy/wayhouse/modules/flow"
 	"github.com/wayhouse-proxy/wayhouse/modules/listener"
 	"github.com/wayhouse-proxy/wayhouse/modules/pool"
 	"github.com/wayhouse-proxy/wayhouse/modules/proxy"
+	"github.com/wayhouse-proxy/wayhouse/modules/sniff"
 )
 
 func init() { caddy.RegisterModule(new(Handler)) }
@@ -48,6 +50,7 @@ type Handler struct {
 
 	ports  *portMap // of TargetPort, nil without
 	pool   *pool.Pool
+	header *header
 	logger *zap.Logger
 
 	mu    sync.Mutex // taken to add to paths
@@ -97,8 +100,12 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 			return fmt.Errorf("target_port: %w", err)
 		}
 	}
-	if err != nil || h.Follow == nil {
+	if err != nil {
 		return err
+	}
+	h.header = headerOf(h.pool)
+	if h.Follow == nil {
+		return nil
 	}
 	if err := h.Follow.provision(app); err != nil {
 		return fmt.Errorf("follow.%w", err)
@@ -120,6 +127,11 @@ func (h *Handler) Validate() error { return nil }
 
 // UsedPool is the pool that flows go to, for the checks of the app.
 func (h *Handler) UsedPool() *pool.Pool { return h.pool }
+
+// UsedHeader is the header that backends get, and where it is configured.
+func (h *Handler) UsedHeader() (path string, form proxyproto.Form) {
+	return "pools." + h.pool.Name(), h.header.form
+}
 
 // path is what flows at a place to a backend share. Those of backends that have
 // left the pool are forgotten when one is added.
@@ -157,7 +169,7 @@ func newPath(p *pool.Pool, b *pool.Backend, at *listener.Place, ports *portMap) 
 		Listener: at.Listener, Route: at.Route, Pool: p.Name(), Backend: b.Addr(),
 		Transparent: at.Transparent, Mapped: ports != nil,
 		Idle: s.IdleTimeout, Lifetime: s.MaxLifetime,
-		Counters: at.Counters, Owner: w,
+		Counters: at.Counters, Owner: w, Proxy: s.Proxy,
 	}
 	if w.tracked {
 		path.Opened = func(client netip.AddrPort) { stats.Reached(client.Addr(), b.Addr()) }
@@ -171,7 +183,7 @@ func (h *Handler) Handle(cx *layer4.Connection, _ layer4.Handler) error {
 	switch c := listener.Socket(cx).(type) {
 	case *listener.TCPConn:
 		prefix := append([]byte(nil), cx.MatchingBytes()...)
-		c.ForwardTCP(prefix, h.TCPDialer(c.Place()))
+		c.ForwardTCP(prefix, listener.Hosted(h.TCPDialer(c.Place()), sniff.Of(cx).Known()))
 		return nil
 	case *listener.UDPConn:
 		return h.copyDatagrams(cx, c.Place(), c.Client(), c.Local())

@@ -14,6 +14,7 @@ import (
 	poolhandler "github.com/wayhouse-proxy/wayhouse/handlers/pool"
 	"github.com/wayhouse-proxy/wayhouse/internal/caddyopt"
 	"github.com/wayhouse-proxy/wayhouse/internal/flowaddr"
+	"github.com/wayhouse-proxy/wayhouse/internal/proxyproto"
 	"github.com/wayhouse-proxy/wayhouse/internal/strictjson"
 	"github.com/wayhouse-proxy/wayhouse/modules/listener"
 	"github.com/wayhouse-proxy/wayhouse/modules/proxy"
@@ -66,6 +67,11 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	return nil
 }
 
+// UsedHeader is the header that targets get, and where it is configured.
+func (h *Handler) UsedHeader() (path string, form proxyproto.Form) {
+	return "resolvers." + h.Resolver, h.host.Settings().Proxy()
+}
+
 // targetPool stands for the pool of flows to a target.
 const targetPool = "(resolver target)"
 
@@ -85,7 +91,7 @@ func (h *Handler) Decide(cx *layer4.Connection, c listener.Conn, final bool) (li
 	case a.Target.IsValid():
 		return &poolhandler.Direct{
 			Name: targetPool, To: a.Target,
-			ConnectTimeout: time.Duration(*s.TargetConnectTimeout), IdleTimeout: time.Duration(*s.TargetIdleTimeout),
+			ConnectTimeout: time.Duration(*s.TargetConnectTimeout), IdleTimeout: time.Duration(*s.TargetIdleTimeout), Proxy: s.Proxy(),
 		}, nil
 	}
 	return h.pools[a.Pool], nil

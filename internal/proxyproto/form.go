@@ -4,6 +4,8 @@
 // neither side allocates for what goes in front of a datagram.
 package proxyproto
 
+import "bytes"
+
 // Version is a kind of header.
 type Version uint8
 
@@ -66,4 +68,25 @@ type Form struct {
 	Authority bool // the host that the client has named
 	UniqueID  bool // the ID of the flow
 	CRC       bool // a checksum of the header
+}
+
+// First reports whether the first datagram alone has a header.
+func (f *Form) First() bool { return f.Version == V2UDP && f.Mode == First }
+
+// UntilReply reports whether the server's first answer ends the headers.
+func (f *Form) UntilReply() bool { return f.Version == V2UDP && f.Mode == UntilReply }
+
+// Answer takes the header off a server's answer. By SPP's definition that
+// begins with the same header as what the server gets, so that no client is
+// given what is meant for another; then it is not ok. A server that knows
+// nothing of that answers without.
+func (f *Form) Answer(p, head []byte) (rest []byte, ok bool) {
+	switch {
+	case f.Version != SPP:
+	case bytes.HasPrefix(p, head):
+		return p[len(head):], true
+	case isSPP(p):
+		return nil, false
+	}
+	return p, true
 }

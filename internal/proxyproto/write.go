@@ -169,8 +169,7 @@ func appendSPP(b []byte, client, local netip.AddrPort) []byte {
 	return binary.BigEndian.AppendUint16(b, local.Port())
 }
 
-// IsSPP reports whether a datagram of a server begins as its definition has
-// it, with a header of SPP.
-func IsSPP(p []byte) bool {
+// isSPP reports whether a datagram begins with a header of SPP.
+func isSPP(p []byte) bool {
 	return len(p) >= sppLen && binary.BigEndian.Uint16(p) == magicSPP
 }

@@ -89,6 +89,9 @@ func DupFD(nc net.Conn) (fd int, err error) {
 	return fd, err
 }
 
+// ID is what operators know the connection by.
+func (c *TCPConn) ID() relay.ID { return c.id }
+
 // Client is the client's address.
 func (c *TCPConn) Client() netip.AddrPort { return c.client }
 

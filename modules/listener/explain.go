@@ -47,6 +47,8 @@ type Account struct {
 	Target  string `json:"target,omitempty"`  // where the flow reaches it, when its port is mapped
 	Result  string `json:"result,omitempty"`  // of the choice: ok, no_backend, at_capacity
 
+	Header string `json:"proxy_protocol,omitempty"` // that the backend would get
+
 	Asks string `json:"asks,omitempty"` // the resolver that would be asked
 	Next bool   `json:"next,omitempty"` // the flow goes on to the next route
 

@@ -94,6 +94,9 @@ func (a *Account) text(b *strings.Builder) {
 	default:
 		fmt.Fprintf(b, ": pool %s", a.Pool)
 	}
+	if a.Header != "" {
+		fmt.Fprintf(b, ", header %s", a.Header)
+	}
 }
 
 func (c *Backend) text(b *strings.Builder) {

@@ -85,9 +85,9 @@ func (l *look) decide(o *tcprelay.Opening) tcprelay.Decision {
 		w.show(bytes.Clone(w.buf))
 		return tcprelay.Take
 	case s == atForwarder:
-		o.Dialer = w.to.TCPDialer(w.place)
+		o.Dialer = Hosted(w.to.TCPDialer(w.place), w.first.Known())
 	case s == atRoute:
-		o.Dialer = v.dialers[w.at]
+		o.Dialer = Hosted(v.dialers[w.at], w.first.Known())
 	case s == atReject:
 		v.stats.Rejected.Inc()
 	default:

@@ -474,7 +474,7 @@ func (v *view) serveTCP(fd int, client, local netip.AddrPort, w *walk, age time.
 		case atForwarder:
 			v.stats.Accepted.Inc()
 			c.place.Store(w.place)
-			c.ForwardTCP(nil, w.to.TCPDialer(w.place))
+			c.ForwardTCP(nil, Hosted(w.to.TCPDialer(w.place), w.first.Known()))
 			return
 		case atReject, atEnd:
 			v.unmatched(client, err)
@@ -496,7 +496,7 @@ func (v *view) serveTCP(fd int, client, local netip.AddrPort, w *walk, age time.
 		if !w.handled {
 			v.stats.Accepted.Inc()
 			if r.native != nil {
-				c.ForwardTCP(nil, v.dialers[w.at])
+				c.ForwardTCP(nil, Hosted(v.dialers[w.at], w.first.Known()))
 				return
 			}
 			if err := c.discard(len(w.buf)); err != nil {
@@ -615,6 +615,7 @@ func (v *view) serveUDP(uc *udprelay.Conn, client, local netip.AddrPort, worker 
 		switch s {
 		case atForwarder:
 			c.place = w.place
+			c.SetHost(w.first.Known())
 			v.native(c, w.to)
 			return
 		case atReject:
@@ -627,6 +628,7 @@ func (v *view) serveUDP(uc *udprelay.Conn, client, local netip.AddrPort, worker 
 		r := v.routes[w.at]
 		c.place = v.places[w.at]
 		if r.native != nil && !w.handled {
+			c.SetHost(w.first.Known())
 			v.native(c, r.native)
 			return
 		}

@@ -2,6 +2,7 @@ package pool
 
 import (
 	"fmt"
+	"maps"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
@@ -29,8 +30,10 @@ import (
 //	on_backend_down    hold [<duration>]|close|rehome
 //	on_backend_removed drain [<duration>]|close
 //	source_addresses   <ips...>
+//
+// and proxy_protocol, see internal/proxyopt.
 func (c *Config) CaddyfileOptions() caddyopt.Options {
-	return caddyopt.Options{
+	options := caddyopt.Options{
 		"to":              caddyopt.Strings(&c.Targets),
 		"balancer":        caddyopt.Func(c.unmarshalBalancer),
 		"health":          caddyopt.Func(c.unmarshalHealth),
@@ -51,6 +54,8 @@ func (c *Config) CaddyfileOptions() caddyopt.Options {
 			caddyopt.Duration(&c.DrainDeadline)),
 		"source_addresses": caddyopt.Strings(&c.SourceAddresses),
 	}
+	maps.Copy(options, c.ProxyOptions())
+	return options
 }
 
 func (c *Config) unmarshalBalancer(d *caddyfile.Dispenser) (err error) {

@@ -11,6 +11,9 @@ import (
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
+
+	"github.com/wayhouse-proxy/wayhouse/internal/proxyopt"
+	"github.com/wayhouse-proxy/wayhouse/internal/proxyproto"
 )
 
 // Config is a pool: the backends that flows are spread over, how they are
@@ -86,6 +89,8 @@ type Config struct {
 	// there are; checks use the first. A family without one is left to the
 	// kernel. Default: the kernel's choice.
 	SourceAddresses []string `json:"source_addresses,omitempty"`
+
+	proxyopt.Options
 }
 
 // PerBackend limits what one backend is given.
@@ -159,6 +164,7 @@ type Settings struct {
 	SourceAddresses  []netip.Addr
 	MaxSessions      int64 // of one backend; 0: no limit
 	MaxNewPerSec     int64 // of one backend; 0: no limit
+	Proxy            proxyproto.Form
 }
 
 func or[T any](p *T, def T) T {
@@ -168,8 +174,8 @@ func or[T any](p *T, def T) T {
 	return *p
 }
 
-// settings fills in the defaults. The sources are those that Validate has
-// found good.
+// settings fills in the defaults. The sources and the header are those that
+// Validate has found good.
 func (c *Config) settings() Settings {
 	s := Settings{
 		ConnectTimeout:   time.Duration(or(c.ConnectTimeout, caddy.Duration(300*time.Millisecond))),
@@ -186,6 +192,7 @@ func (c *Config) settings() Settings {
 		MaxSessions:      or(c.PerBackend.MaxSessions, 0),
 		MaxNewPerSec:     or(c.PerBackend.MaxNewPerSec, 0),
 	}
+	s.Proxy, _ = c.ProxyForm()
 	for _, a := range c.SourceAddresses {
 		if ip, err := netip.ParseAddr(a); err == nil {
 			s.SourceAddresses = append(s.SourceAddresses, ip.Unmap())

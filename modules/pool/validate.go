@@ -60,6 +60,9 @@ func (c *Config) Validate() error {
 	if c.DrainDeadline != 0 && c.OnBackendRemoved == RemovedClose {
 		return errors.New("drain_deadline: on_backend_removed is close, which does not wait; leave drain_deadline out, or set on_backend_removed to drain")
 	}
+	if _, err := c.ProxyForm(); err != nil {
+		return err
+	}
 	return validSources(c.SourceAddresses)
 }
 

@@ -190,6 +190,9 @@ func (a *App) Provision(ctx caddy.Context) error {
 	if err := listener.CheckPrefixes(a.Listeners); err != nil {
 		return err
 	}
+	if err := a.checkHeaders(); err != nil {
+		return err
+	}
 	return a.checkHealthNamed()
 }
 

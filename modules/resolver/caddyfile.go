@@ -48,8 +48,10 @@ func UnmarshalCaddyfile(d *caddyfile.Dispenser) (json.RawMessage, error) {
 //	target_connect_timeout <duration>
 //	target_idle_timeout    <duration>
 //	allow_targets          <prefixes...>
+//
+// and proxy_protocol, see internal/proxyopt.
 func (s *Settings) CaddyfileOptions() caddyopt.Options {
-	return caddyopt.Options{
+	options := caddyopt.Options{
 		"timeout":    caddyopt.Ptr(&s.Timeout, caddyopt.Duration),
 		"on_error":   caddyopt.Enum(&s.OnError, Reject, FallbackRoute, StaleOK),
 		"wait_bytes": caddyopt.Int(&s.WaitBytes),
@@ -66,6 +68,8 @@ func (s *Settings) CaddyfileOptions() caddyopt.Options {
 		"target_idle_timeout":    caddyopt.Ptr(&s.TargetIdleTimeout, caddyopt.Duration),
 		"allow_targets":          caddyopt.Strings(&s.AllowTargets),
 	}
+	maps.Copy(options, s.ProxyOptions())
+	return options
 }
 
 // unmarshalRemote reads a kind that asks a service. Syntax:

@@ -14,6 +14,8 @@ import (
 	"github.com/caddyserver/caddy/v2"
 
 	"github.com/wayhouse-proxy/wayhouse/internal/cidr"
+	"github.com/wayhouse-proxy/wayhouse/internal/proxyopt"
+	"github.com/wayhouse-proxy/wayhouse/internal/proxyproto"
 )
 
 // Request is what is known of a flow. Nobody changes it.
@@ -84,7 +86,11 @@ type Settings struct {
 	// outside is no answer. Default: any unicast address.
 	AllowTargets []string `json:"allow_targets,omitempty"`
 
+	// The header that targets get. A pool has its own.
+	proxyopt.Options
+
 	allow cidr.Set
+	proxy proxyproto.Form
 	parts []keyPart
 }
 
@@ -144,6 +150,10 @@ func (s *Settings) Provision(caddy.Context) error {
 	or(&s.TargetIdleTimeout, caddy.Duration(defaultIdleTimeout))
 	if s.OnError == "" {
 		s.OnError = Reject
+	}
+	var err error
+	if s.proxy, err = s.ProxyForm(); err != nil {
+		return err
 	}
 	s.allow = cidr.Set{}
 	if err := s.allow.AddAll(s.AllowTargets); err != nil {
@@ -205,6 +215,9 @@ func (s *Settings) Validate() error {
 	}
 	return nil
 }
+
+// Proxy is the header that targets get.
+func (s *Settings) Proxy() proxyproto.Form { return s.proxy }
 
 // FirstBytes is how many bytes a TCP connection should have sent.
 func (s *Settings) FirstBytes() int {

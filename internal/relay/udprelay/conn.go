@@ -234,12 +234,15 @@ func (c *Conn) Forward(path *relay.Path, fd int) error {
 }
 
 // SetHost tells Forward the host that the client has named; see Opening.Host.
-// The Conn owns it from here on.
+// It must not change any more.
 func (c *Conn) SetHost(host []byte) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.host = host
 }
+
+// ID is what operators know the session by.
+func (c *Conn) ID() relay.ID { return relay.MakeID(true, c.w.id, c.slot, c.gen) }
 
 // adopt makes a held session one that the worker forwards.
 func (w *worker) adopt(c *Conn) {

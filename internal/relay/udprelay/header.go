@@ -42,7 +42,7 @@ func (w *worker) startHeading(s *session) {
 
 // stopHeading is for one whose backend has answered.
 func (w *worker) stopHeading(s *session) {
-	if f := &w.paths[s.path].path.Proxy; f.Version == proxyproto.V2UDP && f.Mode == proxyproto.UntilReply {
+	if w.paths[s.path].path.Proxy.UntilReply() {
 		s.flags &^= heading
 	}
 }
@@ -73,7 +73,7 @@ func (w *worker) headed(slot uint32, s *session, p []byte, seg int) (rest []byte
 		w.drop(s.path, relay.UpstreamSend, datagrams(p, seg))
 		return nil, true
 	}
-	if path.path.Proxy.Version == proxyproto.V2UDP && path.path.Proxy.Mode == proxyproto.First {
+	if path.path.Proxy.First() {
 		s.flags &^= heading
 		n := min(seg, len(p))
 		w.addUp(slot, head, p[:n], n, false)
@@ -96,11 +96,11 @@ func (w *worker) headed(slot uint32, s *session, p []byte, seg int) (rest []byte
 	}
 }
 
-// unhead takes what a server says by SPP off its datagrams: they begin with the
-// same header as those to it, so that none reaches a client that it is not
-// meant for. A server that knows nothing of that answers without.
+// unhead takes the headers off what a backend has answered, where it may have
+// some.
 func (w *worker) unhead(slot uint32, s *session, p []byte, seg int) {
-	if w.paths[s.path].path.Proxy.Version != proxyproto.SPP {
+	form := &w.paths[s.path].path.Proxy
+	if form.Version != proxyproto.SPP {
 		w.toClient(slot, s, p, seg)
 		return
 	}
@@ -110,14 +110,10 @@ func (w *worker) unhead(slot uint32, s *session, p []byte, seg int) {
 		if seg > 0 {
 			n = min(seg, n)
 		}
-		d := p[:n]
-		switch {
-		case bytes.HasPrefix(d, head):
-			w.toClient(slot, s, d[len(head):], 0)
-		case proxyproto.IsSPP(d):
-			w.drop(s.path, relay.ReplySend, 1)
-		default:
+		if d, ok := form.Answer(p[:n], head); ok {
 			w.toClient(slot, s, d, 0)
+		} else {
+			w.drop(s.path, relay.ProxyHeader, 1)
 		}
 		if p = p[n:]; len(p) == 0 {
 			return

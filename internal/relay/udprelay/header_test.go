@@ -264,7 +264,7 @@ func TestAnswersWithSPP(t *testing.T) {
 			other := p.Proxy.Append(nil, &proxyproto.Flow{Client: netip.MustParseAddrPort("192.0.2.1:1"), Local: ep.Addr()})
 			b.answer.Store(append(other, "not yours"...))
 			send(t, c, []byte("x"))
-			eventually(t, "a drop", func() bool { return dropped(p, relay.ReplySend) == 1 })
+			eventually(t, "a drop", func() bool { return dropped(p, relay.ProxyHeader) == 1 })
 			for _, s := range []string{"bare", "\x56\xecshort"} {
 				b.answer.Store([]byte(s))
 				send(t, c, []byte("x"))
