@@ -85,9 +85,14 @@ func (n *Named) Sniff(in *Input, h *Hint) Verdict {
 // Set is the sniffers of a config by name. Native ones without options need no
 // declaration: the name of the kind is enough.
 type Set struct {
-	ctx    caddy.Context
-	byName map[string]*Named
+	ctx     caddy.Context
+	byName  map[string]*Named
+	refuses []refuser
 }
+
+// refuser is a Host that says why a sniffer of that name cannot be used, nil
+// when it has none.
+type refuser interface{ Refused(name string) error }
 
 // setKey finds the set in the context of the modules of a config.
 const setKey caddy.CtxKey = "wayhouse_sniffers"
@@ -103,6 +108,9 @@ func NewSet(ctx caddy.Context, hosts map[string]any) (*Set, error) {
 		}
 		if err := h.Sniffers(s.add); err != nil {
 			return nil, fmt.Errorf("%s: %w", name, err)
+		}
+		if r, ok := h.(refuser); ok {
+			s.refuses = append(s.refuses, r)
 		}
 	}
 	return s, nil
@@ -154,6 +162,11 @@ func (s *Set) Get(name string) (*Named, error) {
 	}
 	id := namespace + "." + name
 	if _, err := caddy.GetModule(id); err != nil {
+		for _, r := range s.refuses {
+			if err := r.Refused(name); err != nil {
+				return nil, err
+			}
+		}
 		return nil, fmt.Errorf("no sniffer is named %q; %s", name, suggest.Hint(name, s.Names()))
 	}
 	m, err := s.ctx.LoadModuleByID(id, nil)

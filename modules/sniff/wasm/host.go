@@ -42,10 +42,11 @@ type Host struct {
 	// config; otherwise such a file is logged and skipped.
 	Modules map[string]*Pin `json:"modules,omitempty"`
 
-	limits limits
-	engine *engine
-	loaded map[string]*loaded
-	logger *zap.Logger
+	limits  limits
+	engine  *engine
+	loaded  map[string]*loaded
+	refused map[string]error // those that are skipped
+	logger  *zap.Logger
 }
 
 // Pin says which module a name stands for.
@@ -98,7 +99,7 @@ func (h *Host) Provision(ctx caddy.Context) error {
 		return err
 	}
 	h.limits = limits{timeout: time.Duration(h.CallTimeout), memory: int(h.MaxMemory) / pageSize * pageSize}
-	h.loaded = make(map[string]*loaded)
+	h.loaded, h.refused = make(map[string]*loaded), make(map[string]error)
 	if err := metrics.Register(ctx.GetMetricsRegistry()); err != nil {
 		return err
 	}

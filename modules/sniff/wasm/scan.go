@@ -96,10 +96,20 @@ func (h *Host) scan() error {
 		case len(h.Modules) > 0:
 			return fmt.Errorf("module %s: %w", name, err)
 		default:
+			h.refused[name] = err
 			h.logger.Error("sniffer skipped", zap.String("sniffer", name), zap.Error(err))
 		}
 	}
 	return nil
+}
+
+// Refused says why the scan has skipped a module that a route asks.
+func (h *Host) Refused(name string) error {
+	err := h.refused[name]
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s cannot be used: %w", h.file(name), err)
 }
 
 // loadName loads NAME.wasm, or else the version kept beside it.

@@ -104,6 +104,10 @@ func TestRoutes(t *testing.T) {
 	if err := p.Load(config(nil, survival, demo, late)); err == nil || !strings.Contains(err.Error(), `no sniffer is named \"late\"`) {
 		t.Errorf("a route with a sniffer that is not there: %v", err)
 	}
+	broken := kit.Match(kit.M{"sniffer": kit.M{"name": "broken"}}, to("demo"))
+	if err := p.Load(config(nil, survival, broken)); err == nil || !strings.Contains(err.Error(), "broken.wasm cannot be used: abi_incompatible") {
+		t.Errorf("a route with a sniffer that does not load: %v", err)
+	}
 	drop("late", "key-only")
 	p.MustLoad(config(nil, survival, demo, late))
 	check(map[string]string{"HOST:survival.example.com": "survival", "hello": "late"})
