@@ -106,7 +106,12 @@ func TestHeadersTCP(t *testing.T) {
 						t.Fatal(err)
 					}
 					var id string
-					listener.Running().Flows(func(i *relay.Info) bool { id = i.ID.String(); return true })
+					listener.Running().Flows(func(i *relay.Info) bool {
+						if i.Client.String() == c.LocalAddr().String() && !i.ID.UDP() {
+							id = i.ID.String()
+						}
+						return true
+					})
 					if how == "engine" {
 						io.WriteString(c, forged)
 					}
