@@ -28,6 +28,7 @@ const (
 	ruleMaxUDP     = "max_udp"
 	ruleMaxNewRate = "max_new_rate"
 	ruleGate       = "first_packet_gate"
+	rulePanic      = "panic" // of a filter or what the gate asks; counted as a panic alone
 )
 
 // admit says which rule keeps a new flow out. One that no rule keeps out, for
@@ -35,6 +36,7 @@ const (
 // more of it, in a goroutine: see gate.go. first is the first datagram of a
 // session.
 func (v *view) admit(client, local netip.AddrPort, udp bool, first []byte) (rule, later string) {
+	defer v.contain(client, func() { rule, later = rulePanic, "" })
 	f := filter.Flow{Source: cidr.Plain(client.Addr()), Client: client, Local: local, UDP: udp, Stats: v.stats}
 	gate := v.gated(udp)
 	switch level := overload.Level(); {
