@@ -66,6 +66,8 @@ func (a *API) putSniffer(w http.ResponseWriter, r *http.Request) error {
 		return &problem{http.StatusBadRequest, "name: missing, as in POST /admin/sniffers?name=my-game"}
 	}
 	if r.ContentLength > wasm.MaxSize {
+		// Who is cut off while still sending may not come to read why.
+		io.CopyN(io.Discard, r.Body, 2*wasm.MaxSize)
 		return &problem{http.StatusRequestEntityTooLarge, fmt.Sprintf("%d bytes are more than %d", r.ContentLength, wasm.MaxSize)}
 	}
 	if _, err := wasmHost(); err != nil {
