@@ -108,6 +108,9 @@ func NewNetns(t testing.TB) *Netns {
 		}
 	})
 	n.Run(t, "ip", "link", "set", "lo", "up")
+	// Without a link-local address, which is in doubt for a second or two, a host
+	// does not ask who its neighbour is.
+	n.Run(t, "sh", "-c", "for f in all default; do if [ -e /proc/sys/net/ipv6 ]; then echo 0 > /proc/sys/net/ipv6/conf/$f/accept_dad; fi; done")
 	return n
 }
 
