@@ -2,6 +2,7 @@ package wasm
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"sync"
@@ -78,8 +79,7 @@ func (s *sniffer) Sniff(in *sniff.Input, h *sniff.Hint) sniff.Verdict {
 		s.breaker.cancel(probe)
 		return fault(h, sniff.Busy)
 	}
-	recognised, f, err := s.call(in.Bytes, h)
-	<-s.engine.slots
+	recognised, f, err := s.call(in.Bytes, h) // gives the slot back
 	if err != nil {
 		if c := s.logger.Check(zap.DebugLevel, "sniffer failed"); c != nil {
 			c.Write(zap.String("sniffer", s.name), zap.Error(err))
@@ -137,15 +137,25 @@ func (e *engine) takeSlot(wait time.Duration) bool {
 	}
 }
 
-var instanceConfig = wazero.NewModuleConfig().WithName("").WithStartFunctions()
+// No module can ask for random numbers. The source is named because wazero seeds
+// one of its own for every instance otherwise, which takes longer than a call.
+var instanceConfig = wazero.NewModuleConfig().WithName("").WithStartFunctions().WithRandSource(rand.Reader)
 
-// run makes an instance and has it used, all within the limits. f may be nil.
+// run makes an instance and has it used, all within the limits. f may be nil. It
+// is for who holds a slot, which is given back when the memory is clean: that
+// takes about as long as a call, and nobody waits for it.
 func (e *engine) run(m *module, l limits, f func(context.Context, api.Module) error) (err error) {
 	mem, err := e.takeMemory(l.memory)
 	if err != nil {
+		<-e.slots
 		return err
 	}
-	defer e.giveMemory(mem) // last, for nothing may use the memory any more
+	defer func() { // last, for nothing may use the memory any more
+		go func() {
+			e.giveMemory(mem)
+			<-e.slots
+		}()
+	}()
 	ctx, cancel := context.WithTimeout(mem.ctx, l.timeout)
 	defer cancel()
 	defer func() {
@@ -167,7 +177,6 @@ func (e *engine) run(m *module, l limits, f func(context.Context, api.Module) er
 // instantiate tries a module without calling it.
 func (e *engine) instantiate(m *module, l limits) error {
 	e.slots <- struct{}{}
-	defer func() { <-e.slots }()
 	return e.run(m, l, nil)
 }
 

@@ -85,8 +85,12 @@ func newEngine() *engine {
 	}
 }
 
-// Destruct implements caddy.Destructor. All modules have been given back.
+// Destruct implements caddy.Destructor. All modules have been given back; the
+// memory of the last calls may still be being cleared.
 func (e *engine) Destruct() error {
+	for range cap(e.slots) {
+		e.slots <- struct{}{}
+	}
 	for _, m := range e.memories {
 		_ = m.release()
 	}
