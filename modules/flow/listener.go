@@ -29,6 +29,7 @@ type Listener struct {
 	NoRoute  prometheus.Counter
 	Rejected prometheus.Counter // by a sniffer
 	Turned   prometheus.Counter // away by a route
+	Draining prometheus.Counter // the process is ending
 
 	OutsidePrefix prometheus.Counter // sent to an address that is not served
 	Loops         prometheus.Counter // whose backend would have been this process
@@ -66,6 +67,7 @@ func ListenerOf(name string) *Listener {
 			NoRoute:  connections.WithLabelValues(name, "no_route"),
 			Rejected: connections.WithLabelValues(name, "sniffer_reject"),
 			Turned:   connections.WithLabelValues(name, "reject"),
+			Draining: connections.WithLabelValues(name, "draining"),
 
 			OutsidePrefix: connections.WithLabelValues(name, "outside_prefix"),
 			Loops:         connections.WithLabelValues(name, "loop"),

@@ -85,7 +85,11 @@ func (v *view) gated(udp bool) string {
 
 // refuse counts a flow that a rule keeps out, and logs one out of many.
 func (v *view) refuse(rule string, client, local netip.AddrPort, udp bool) {
-	if rule != ruleDraining && rule != ruleGate { // which are reasons of dropped datagrams
+	switch {
+	case rule == ruleDraining && !udp:
+		v.stats.Draining.Inc()
+	case rule == ruleDraining, rule == ruleGate: // which are reasons of dropped datagrams
+	default:
 		v.stats.Rule(rule).Count()
 	}
 	v.tell(rule, client, local, udp)

@@ -1,7 +1,9 @@
 package serve
 
 import (
+	"errors"
 	"net"
+	"os"
 	"strings"
 	"syscall"
 	"testing"
@@ -13,11 +15,12 @@ import (
 // TestStop ends a process with live flows: not ready and deaf to new flows at
 // once, the old ones until the grace has passed, exit code 0.
 func TestStop(t *testing.T) {
+	const passes = "3s" // the others are longer than the test
 	for name, tc := range map[string]struct {
 		grace string
 		end   func(p *kit.Process, load *kit.Load)
 	}{
-		"the grace passes":     {"3s", func(*kit.Process, *kit.Load) {}},
+		"the grace passes":     {passes, func(*kit.Process, *kit.Load) {}},
 		"the flows end":        {"10m", func(_ *kit.Process, load *kit.Load) { load.Stop() }},
 		"a second signal ends": {"10m", func(p *kit.Process, _ *kit.Load) { p.Signal(syscall.SIGTERM) }},
 	} {
@@ -38,8 +41,9 @@ func TestStop(t *testing.T) {
 			if r := load.Report(); !r.Perfect() && r.Sent-r.Answered > 64 {
 				t.Errorf("before the grace the load noticed: %v", &r)
 			}
-			if !p.Ended() {
-				noNewFlows(t, addr)
+			if tc.grace != passes {
+				kit.Eventually(t, "it waits for the flows there are", func() bool { return strings.Contains(p.Log(), "waiting for flows to end") })
+				noNewFlows(t, p, addr)
 			}
 			tc.end(p, load)
 			if code := p.Exit(); code != 0 {
@@ -52,26 +56,36 @@ func TestStop(t *testing.T) {
 	}
 }
 
-// noNewFlows makes sure that a stopping process answers nobody new.
-func noNewFlows(t *testing.T, addr string) {
+// noNewFlows makes sure that a stopping process answers nobody new, and counts
+// whom it turns away.
+func noNewFlows(t *testing.T, p *kit.Process, addr string) {
 	t.Helper()
-	c, err := net.Dial("tcp", addr)
-	if err == nil {
-		q := kit.Frame{Flow: 1 << 30, Seq: 1}
-		c.SetDeadline(time.Now().Add(kit.Long))
-		c.Write(q.Append(nil))
-		if _, _, err := kit.ReadFrame(c, nil); err == nil {
-			t.Error("a new connection was served")
-		}
-		c.Close()
+	conns := func() float64 { return p.Metric("listener_connections_total", "listener", "t", "result", "draining") }
+	datagrams := func() float64 {
+		return p.Metric("datagrams_dropped_total", "listener", "u", "reason", "draining")
 	}
+	wereConns, wereDatagrams := conns(), datagrams()
+	c, err := net.Dial("tcp", addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	q := kit.Frame{Flow: 1 << 30, Seq: 1}
+	c.SetDeadline(time.Now().Add(kit.Long))
+	c.Write(q.Append(nil)) // to a connection that may be reset by now
+	if _, _, err := kit.ReadFrame(c, nil); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("a new connection: %v, want that it is closed", err)
+	}
+	kit.Settles(t, "connections refused as draining", wereConns+1, conns)
+
 	u, err := net.Dial("udp", addr)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer u.Close()
 	u.Write([]byte("ping"))
-	u.SetReadDeadline(time.Now().Add(300 * time.Millisecond))
+	kit.Settles(t, "datagrams dropped as draining", wereDatagrams+1, datagrams)
+	u.SetReadDeadline(time.Now()) // it is dropped: what has not come by now never will
 	if n, err := u.Read(make([]byte, 10)); err == nil {
 		t.Errorf("a new session was answered %d bytes", n)
 	}
