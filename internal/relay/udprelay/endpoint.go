@@ -58,25 +58,31 @@ func (ep *Endpoint) Sessions() int { return int(ep.sessions.Load()) }
 // and waits for that. Callbacks must not call it.
 func (ep *Endpoint) Close(why relay.Reason) {
 	ep.close.Do(func() {
-		closed := make(chan struct{}, len(ep.sockets))
-		for i, w := range ep.engine.workers {
-			so := ep.sockets[i]
-			if !w.post(func(w *worker) { w.shut(so, why, func() { closed <- struct{}{} }) }) {
-				so.shut() // the engine is closed; it has ended the sessions
-				closed <- struct{}{}
-			}
-		}
-		for i := range ep.sockets {
-			select {
-			case <-closed:
-			case <-ep.engine.workers[i].done:
-			}
-		}
+		ep.shut(len(ep.sockets), why)
 		ep.lettersMu.Lock()
 		ep.letters.close()
 		ep.lettersMu.Unlock()
 		ep.engine.forget(ep)
 	})
+}
+
+// shut closes the sockets of the first n workers, once their sessions are ended,
+// and waits for that.
+func (ep *Endpoint) shut(n int, why relay.Reason) {
+	closed := make(chan struct{}, n)
+	for i, w := range ep.engine.workers[:n] {
+		so := ep.sockets[i]
+		if !w.post(func(w *worker) { w.shut(so, why, func() { closed <- struct{}{} }) }) {
+			so.shut() // the engine is closed; it has ended the sessions
+			closed <- struct{}{}
+		}
+	}
+	for _, w := range ep.engine.workers[:n] {
+		select {
+		case <-closed:
+		case <-w.done:
+		}
+	}
 }
 
 // shut closes an endpoint's socket on this worker once its sessions are ended.
@@ -299,9 +305,8 @@ func (e *Engine) Listen(addr netip.AddrPort, o sock.Options, a Acceptor) (*Endpo
 			err = net.ErrClosed
 		}
 		if err != nil {
-			for _, w := range e.workers[:i] {
-				w.call(func(w *worker) { w.sockets[ep.index] = nil })
-			}
+			fds = fds[i:]
+			ep.shut(i, relay.Error) // clients may have sessions there by now
 			e.forget(ep)
 			return fail(fmt.Errorf("udp/%s: %w", addr, err))
 		}
