@@ -1,6 +1,7 @@
 package udprelay
 
 import (
+	"encoding/binary"
 	"os"
 	"runtime"
 	"sync"
@@ -291,6 +292,9 @@ func (w *worker) handle(ev unix.EpollEvent, again bool) {
 	}
 }
 
+// wake is what is written to a worker's eventfd.
+var wake = binary.NativeEndian.AppendUint64(nil, 1)
+
 // post gives the worker something to do. It reports false when the worker
 // has ended. Any goroutine may call it; what clients can cause is bounded by
 // the number of held sessions.
@@ -302,7 +306,7 @@ func (w *worker) post(op func(*worker)) bool {
 	}
 	w.ops = append(w.ops, op)
 	if w.woken.CompareAndSwap(false, true) {
-		unix.Write(w.eventfd, []byte{1, 0, 0, 0, 0, 0, 0, 0})
+		unix.Write(w.eventfd, wake)
 	}
 	return true
 }
