@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/mholt/caddy-l4/layer4"
@@ -274,6 +275,9 @@ func (w *watcher) packets(dst io.Writer, src io.Reader, bytes, packets *atomic.U
 		case errors.Is(err, net.ErrClosed):
 			return err
 		case err != nil:
+			if !back && !ours(err) {
+				w.blame(backend, relay.SendFailed)
+			}
 			continue
 		}
 		bytes.Add(uint64(n))
@@ -282,18 +286,30 @@ func (w *watcher) packets(dst io.Writer, src io.Reader, bytes, packets *atomic.U
 	}
 }
 
-// refused tells a UDP backend that nothing listens there, at most once a second
-// for a session, as the engine does.
+// refused tells a UDP backend that nothing listens there.
 func (w *watcher) refused(backend evidence) {
+	if w.answered.Load() {
+		w.blame(backend, relay.PortClosed)
+	} else {
+		w.blame(backend, relay.EarlyReset)
+	}
+}
+
+// blame tells a UDP backend of a failure, at most once a second for a session,
+// as the engine does.
+func (w *watcher) blame(backend evidence, f relay.Failure) {
 	now, last := max(int64(time.Since(w.began)), 1), w.blamed.Load()
 	if last != 0 && now-last < int64(time.Second) || !w.blamed.CompareAndSwap(last, now) {
 		return
 	}
-	if w.answered.Load() {
-		backend.Passive(relay.PortClosed)
-	} else {
-		backend.Passive(relay.EarlyReset)
-	}
+	backend.Passive(f)
+}
+
+// ours reports whether a failed send says nothing about the backend: the datagram
+// is too large for the way, or something is short here.
+func ours(err error) bool {
+	errno := errnoOf(err)
+	return errno == 0 || errno == syscall.EMSGSIZE || relay.ConnectFailure(errno) == relay.Shortage
 }
 
 // closeWrite passes the end of one direction on: a half-close where the

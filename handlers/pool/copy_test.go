@@ -101,6 +101,10 @@ func TestCopiedBytesCountOnce(t *testing.T) {
 			}
 			defer c.Close()
 			c.SetDeadline(time.Now().Add(testkit.Long))
+			bytes := func(dir string) float64 {
+				return metric(t, "wayhouse_bytes_total", "listener", name, "dir", dir)
+			}
+			before := map[string]float64{"c2s": bytes("c2s"), "s2c": bytes("s2c")} // the process outlives the test
 			q := testkit.Frame{Flow: 1, Seq: 1, Body: []byte("question")}
 			sent := q.Append(nil)
 			if _, err := c.Write(sent); err != nil {
@@ -112,7 +116,7 @@ func TestCopiedBytesCountOnce(t *testing.T) {
 				t.Fatal(err)
 			}
 			for dir, want := range map[string]int{"c2s": len(sent), "s2c": n} {
-				testkit.Settles(t, "bytes_total "+dir, float64(want), func() float64 { return metric(t, "wayhouse_bytes_total", "listener", name, "dir", dir) })
+				testkit.Settles(t, "bytes_total "+dir, before[dir]+float64(want), func() float64 { return bytes(dir) })
 			}
 		})
 	}
@@ -139,12 +143,14 @@ func TestCopiedFlowsSayWhyTheyEnd(t *testing.T) {
 					t.Fatal(err)
 				}
 				defer c.Close()
+				closed := func() float64 {
+					return metric(t, "wayhouse_flows_closed_total", "listener", name, "proto", network, "reason", reason)
+				}
+				before := closed()
 				if _, err := c.Write([]byte("x")); err != nil {
 					t.Fatal(err)
 				}
-				testkit.Settles(t, "flows_closed_total", 1, func() float64 {
-					return metric(t, "wayhouse_flows_closed_total", "listener", name, "proto", network, "reason", reason)
-				})
+				testkit.Settles(t, "flows_closed_total", before+1, closed)
 			})
 		}
 	}
@@ -173,10 +179,12 @@ func TestCopiedSessionHasThePoolsPath(t *testing.T) {
 		})
 		return got
 	})
-	listener.Running().ClosePaths(func(p *relay.Path) bool { return p.Pool == "p" }, relay.BackendDown)
-	testkit.Settles(t, "flows_closed_total", 1, func() float64 {
+	closed := func() float64 {
 		return metric(t, "wayhouse_flows_closed_total", "listener", "seen", "reason", "backend_down")
-	})
+	}
+	before := closed()
+	listener.Running().ClosePaths(func(p *relay.Path) bool { return p.Pool == "p" }, relay.BackendDown)
+	testkit.Settles(t, "flows_closed_total", before+1, closed)
 	if n := flow.ListenerOf("seen").Sessions.Load(); n != 0 {
 		t.Errorf("%d sessions are left", n)
 	}
@@ -272,48 +280,70 @@ func metric(t *testing.T, name string, labels ...string) (sum float64) {
 	return sum
 }
 
-// refusing is a socket whose first writes find an ICMP message, and which hears
-// nothing.
+// refusing is a socket whose first writes fail, and which hears nothing.
 type refusing struct {
 	net.Conn
+	errno  syscall.Errno
 	refuse int
-	sent   chan string
+	sent   []string
 }
 
 func (c *refusing) Write(p []byte) (int, error) {
 	if c.refuse--; c.refuse >= 0 {
-		return 0, syscall.ECONNREFUSED
+		return 0, &net.OpError{Op: "write", Net: "udp", Err: os.NewSyscallError("write", c.errno)}
 	}
-	c.sent <- string(p)
+	c.sent = append(c.sent, string(p))
 	return len(p), nil
 }
 
-// TestRefusedDatagramIsEvidence holds that a port unreachable which a write
-// finds counts, once a second, and costs no datagram.
-func TestRefusedDatagramIsEvidence(t *testing.T) {
-	client, ours := net.Pipe()
-	upstream, other := net.Pipe()
-	defer other.Close()
-	up := &refusing{Conn: upstream, refuse: 1, sent: make(chan string, 1)}
-	var r record
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		at := &listener.Place{Counters: make([]relay.Counters, 1)}
-		pumpDatagrams(layer4.WrapConnection(ours, nil, zap.NewNop()), up, at, watch(time.Minute, 0, func(relay.Reason) {}), &r)
-	}()
-	for _, s := range []string{"one", "two"} {
-		if _, err := client.Write([]byte(s)); err != nil {
-			t.Fatal(err)
-		}
-		if got := <-up.sent; got != s {
-			t.Errorf("sent %q, want %q", got, s)
-		}
-	}
-	client.Close()
-	<-done
-	if r.bad.Load() != 1 || r.good.Load() != 0 {
-		t.Errorf("the backend failed %d times and answered %d times, want 1 and 0", r.bad.Load(), r.good.Load())
+// kinds is evidence by its kind.
+type kinds struct{ list []string }
+
+func (k *kinds) PassiveOK()              { k.list = append(k.list, "ok") }
+func (k *kinds) Passive(f relay.Failure) { k.list = append(k.list, f.String()) }
+
+// TestFailedSendsAreEvidence holds what writes to a backend that fail say of it,
+// once a second, and which of the datagrams are lost.
+func TestFailedSendsAreEvidence(t *testing.T) {
+	for name, tc := range map[string]struct {
+		errno    syscall.Errno
+		refuse   int
+		evidence string
+		sent     string
+	}{
+		"port unreachable":   {syscall.ECONNREFUSED, 1, "[early_reset]", "[one two three]"},
+		"no way":             {syscall.EHOSTUNREACH, 2, "[send_error]", "[three]"},
+		"too large":          {syscall.EMSGSIZE, 1, "[]", "[two three]"},
+		"no memory of ours":  {syscall.ENOBUFS, 1, "[]", "[two three]"},
+		"firewall of ours":   {syscall.EPERM, 1, "[]", "[two three]"},
+		"all is as it seems": {0, 0, "[]", "[one two three]"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			client, ours := net.Pipe()
+			upstream, other := net.Pipe()
+			defer other.Close()
+			up := &refusing{Conn: upstream, errno: tc.errno, refuse: tc.refuse}
+			var k kinds
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				at := &listener.Place{Counters: make([]relay.Counters, 1)}
+				pumpDatagrams(layer4.WrapConnection(ours, nil, zap.NewNop()), up, at, watch(time.Minute, 0, func(relay.Reason) {}), &k)
+			}()
+			for _, s := range []string{"one", "two", "three"} {
+				if _, err := client.Write([]byte(s)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			client.Close()
+			<-done
+			if got := fmt.Sprint(k.list); got != tc.evidence {
+				t.Errorf("the evidence is %s, want %s", got, tc.evidence)
+			}
+			if got := fmt.Sprint(up.sent); got != tc.sent {
+				t.Errorf("sent %s, want %s", got, tc.sent)
+			}
+		})
 	}
 }
 
