@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"hash"
 	"io"
 	"net"
 	"net/netip"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	"github.com/wayhouse-proxy/wayhouse/internal/relay"
+	"github.com/wayhouse-proxy/wayhouse/internal/sock"
 )
 
 // endCase is how one peer ends a connection, and what the other must see.
@@ -40,9 +42,25 @@ var endings = map[string]endCase{
 	"half-close before connect": {out: 1000, back: 1 << 20, kind: "shut", want: "fin", early: true, exactly: true},
 }
 
+// body hashes what follows the first bytes, those of a header.
+type body struct {
+	hash.Hash
+	head int // bytes of it still to come
+}
+
+func (b *body) Write(p []byte) (int, error) {
+	n := min(b.head, len(p))
+	b.head -= n
+	b.Hash.Write(p[n:])
+	return len(p), nil
+}
+
 // act plays the peer that ends the connection. It returns the hash of what it
-// has got, where it reads to the end.
-func (e endCase) act(c *net.TCPConn, seed uint64) (got [32]byte, err error) {
+// has got behind the header, where it reads to the end.
+func (e endCase) act(c *net.TCPConn, seed uint64, head int) (got [32]byte, err error) {
+	if _, err := io.CopyN(io.Discard, c, int64(head)); err != nil {
+		return got, err
+	}
 	if e.kind == "unread" {
 		// The other's bytes are in the receive buffer before the close.
 		raw, _ := c.SyscallConn()
@@ -69,7 +87,7 @@ func (e endCase) act(c *net.TCPConn, seed uint64) (got [32]byte, err error) {
 }
 
 // watch plays the other peer: it reads to the end and says how that came.
-func (e endCase) watch(c *net.TCPConn, seed uint64) (kind string, got [32]byte, n int64) {
+func (e endCase) watch(c *net.TCPConn, seed uint64, head int) (kind string, got [32]byte, n int64) {
 	var wg sync.WaitGroup
 	if e.atOnce {
 		wg.Go(func() {
@@ -79,7 +97,7 @@ func (e endCase) watch(c *net.TCPConn, seed uint64) (kind string, got [32]byte, 
 			}
 		})
 	}
-	h := sha256.New()
+	h := &body{sha256.New(), head}
 	n, err := io.Copy(h, c)
 	switch {
 	case err == nil:
@@ -97,8 +115,10 @@ func (e endCase) watch(c *net.TCPConn, seed uint64) (kind string, got [32]byte, 
 	return kind, [32]byte(h.Sum(nil)), n
 }
 
+// TestEndings ends connections in every way. A header in front of the client's
+// bytes changes nothing about that.
 func TestEndings(t *testing.T) {
-	for _, mode := range []string{"splice", "copy"} {
+	for _, mode := range []string{"splice", "copy", "header"} {
 		for _, who := range []string{"client", "backend"} {
 			for name, e := range endings {
 				if e.early && who == "backend" {
@@ -106,17 +126,22 @@ func TestEndings(t *testing.T) {
 				}
 				t.Run(fmt.Sprintf("%s/%s/%s", mode, who, name), func(t *testing.T) {
 					var opts []option
-					if mode == "copy" {
+					var head header
+					switch mode {
+					case "copy":
 						opts = append(opts, copying)
+					case "header":
+						head = "PROXY TCP4 198.51.100.7 203.0.113.9 50000 25565\r\n"
+						opts = append(opts, func(r *rig, _ *Options, _ *sock.Options) { r.header = head })
 					}
-					testEnding(t, e, who == "backend", opts...)
+					testEnding(t, e, who == "backend", len(head), opts...)
 				})
 			}
 		}
 	}
 }
 
-func testEnding(t *testing.T, e endCase, byBackend bool, opts ...option) {
+func testEnding(t *testing.T, e endCase, byBackend bool, head int, opts ...option) {
 	type acted struct {
 		got [32]byte
 		err error
@@ -127,12 +152,12 @@ func testEnding(t *testing.T, e endCase, byBackend bool, opts ...option) {
 		n    int64
 	}
 	acts, watches := make(chan acted, 1), make(chan watched, 1)
-	act := func(c *net.TCPConn) {
-		got, err := e.act(c, 1)
+	act := func(c *net.TCPConn, head int) {
+		got, err := e.act(c, 1, head)
 		acts <- acted{got, err}
 	}
-	watch := func(c *net.TCPConn) {
-		kind, got, n := e.watch(c, 2)
+	watch := func(c *net.TCPConn, head int) {
+		kind, got, n := e.watch(c, 2, head)
 		watches <- watched{kind, got, n}
 	}
 	atBackend := watch
@@ -145,17 +170,17 @@ func testEnding(t *testing.T, e endCase, byBackend bool, opts ...option) {
 	dialed := make(chan struct{})
 	r := newRig(t, []netip.AddrPort{serve(t, func(c *net.TCPConn) {
 		<-dialed
-		atBackend(c)
+		atBackend(c, head)
 	})}, opts...)
 	c := r.dial()
 	close(dialed)
 	switch {
 	case byBackend:
-		go watch(c)
+		go watch(c, 0)
 	case !e.early:
-		go act(c)
+		go act(c, 0)
 	default:
-		go act(c)
+		go act(c, 0)
 		var o Opening
 		eventually(t, func() error {
 			r.mu.Lock()
