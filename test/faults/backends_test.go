@@ -5,6 +5,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -212,5 +213,53 @@ func TestFrozenBackend(t *testing.T) {
 		if n, err := c.Read(make([]byte, 100)); err != nil || n != 14 {
 			t.Fatalf("after the thaw: %d bytes, %v", n, err)
 		}
+	}
+}
+
+// TestNoWay takes the way to a UDP backend away under sessions that have had
+// answers: sends that fail tell against it, in the engine and behind handlers.
+func TestNoWay(t *testing.T) {
+	here, there := kit.NewNetns(t), kit.NewNetns(t)
+	kit.Veth(t, here, "10.99.0.1/24", there, "10.99.0.2/24")
+	var udp *kit.UDPBackend
+	there.Do(t, func() { udp = kit.NewUDPBackend(t, 1, "10.99.0.2:9001") })
+	pool := kit.With(kit.Pool(udp.Addr), kit.M{"health": kit.M{"check": "none", "fall": 2, "interval": "1h"}})
+	listeners := kit.M{
+		"direct": kit.ToPool("direct", "udp/127.0.0.1:9000"),
+		"copied": kit.Listener([]string{"udp/127.0.0.1:9002"}, kit.Route(kit.M{"handler": "throttle"}, kit.M{"handler": "pool", "pool": "copied"})),
+	}
+	p := kit.Start(t, kit.App(listeners, kit.M{"direct": pool, "copied": pool}), kit.Options{Netns: here})
+	sessions := map[string][]net.Conn{}
+	for pool, to := range map[string]string{"direct": "127.0.0.1:9000", "copied": "127.0.0.1:9002"} {
+		for range 3 { // each tells at most once a second
+			var c net.Conn
+			here.Do(t, func() {
+				var err error
+				if c, err = net.Dial("udp", to); err != nil {
+					t.Fatal(err)
+				}
+			})
+			defer c.Close()
+			if _, err := c.Write([]byte("ping")); err != nil {
+				t.Fatal(err)
+			}
+			c.SetReadDeadline(time.Now().Add(kit.Long))
+			if n, err := c.Read(make([]byte, 10)); n != 4 || err != nil {
+				t.Fatalf("%s: %d bytes, %v", pool, n, err)
+			}
+			sessions[pool] = append(sessions[pool], c)
+		}
+	}
+	here.Run(t, "ip", "route", "add", "unreachable", "10.99.0.2/32")
+	for pool, conns := range sessions {
+		if n := healthy(p, pool); n != 1 {
+			t.Errorf("%d backends of %s are healthy before, want 1", n, pool)
+		}
+		kit.Eventually(t, "the backend of "+pool+" is down", func() bool {
+			for _, c := range conns {
+				c.Write([]byte("ping"))
+			}
+			return healthy(p, pool) == 0
+		})
 	}
 }

@@ -4,9 +4,11 @@ import (
 	"fmt"
 	"net"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/wayhouse-proxy/wayhouse/internal/firstpackets"
 	kit "github.com/wayhouse-proxy/wayhouse/internal/testkit"
 )
 
@@ -23,15 +25,11 @@ func TestConnectionCap(t *testing.T) {
 			t.Fatalf("backend %d answered beyond the cap", b)
 		}
 	}
-	if n := blocked("max_conn"); n != float64(limit) {
-		t.Errorf("filter_blocked_total of max_conn is %v, want %d", n, limit)
-	}
+	kit.Settles(t, "filter_blocked_total of max_conn", float64(limit), func() float64 { return blocked("max_conn") })
 	if answered(t, g.addr()) {
 		t.Error("a UDP client was answered beyond the cap")
 	}
-	if n := blocked("max_udp"); n != 1 {
-		t.Errorf("filter_blocked_total of max_udp is %v, want 1", n)
-	}
+	kit.Settles(t, "filter_blocked_total of max_udp", 1.0, func() float64 { return blocked("max_udp") })
 	load.Round(t)
 	perfect(t, load)
 	kit.Settles(t, "active_connections", 0.0, func() float64 { return p.Metric("active_connections") })
@@ -94,6 +92,67 @@ func TestNoisySource(t *testing.T) {
 	kit.Settles(t, "the number of sessions", 105.0, func() float64 { return p.Metric("active_udp_sessions", "listener", "m") })
 	if after := p.Usage(); after.Goroutines > before.Goroutines+10 {
 		t.Errorf("%d goroutines before the noise, %d after", before.Goroutines, after.Goroutines)
+	}
+}
+
+// TestOneSource has one client port send first datagrams that are empty, short
+// or cut off, 5,000 a second, at a listener that looks at first bytes. Who plays
+// loses nothing, and who comes after it is served.
+func TestOneSource(t *testing.T) {
+	const perTick, tick = 25, 5 * time.Millisecond
+	g := newGame(t)
+	addr := kit.Local(kit.Port(t))
+	var noise [][]byte
+	routes := []kit.M{kit.Match(kit.M{"regexp": kit.M{"pattern": "^WH", "count": 2}}, kit.M{"handler": "pool", "pool": "udp"})}
+	for _, name := range []string{"quic", "raknet", "a2s", "wireguard", "openvpn", "teamspeak3"} {
+		routes = append(routes, kit.Match(kit.M{"sniffer": kit.M{"name": name}}, kit.M{"handler": "reject"})) // what is whole enough
+		for _, c := range firstpackets.All(t, name) {
+			if d := c.Data(t)[0]; len(d) > 2 {
+				noise = append(noise, d[:1], d[:2], d[:len(d)/2], d[:len(d)-1])
+			}
+		}
+	}
+	if len(noise) < 4*len(routes) {
+		t.Fatalf("%d first datagrams are too few", len(noise))
+	}
+	p := kit.Start(t, g.config(kit.M{"m": kit.Listener([]string{"udp/" + addr}, routes...)}, nil), kit.Options{})
+	players := kit.StartLoad(t, kit.LoadOptions{UDP: addr, Flows: 100, Rate: 500, Body: 20})
+	players.Round(t)
+	before := p.Usage()
+
+	c, err := net.Dial("udp", addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	every := time.NewTicker(tick)
+	defer every.Stop()
+	for n := range kit.Scaled(10_000, 50_000) {
+		if n%perTick == 0 {
+			<-every.C
+		}
+		d := []byte{}
+		if n%5 != 0 {
+			d = noise[n%len(noise)]
+		}
+		if _, err := c.Write(d); err != nil {
+			t.Fatal(err)
+		}
+	}
+	players.Round(t)
+	perfect(t, players)
+	newcomer := kit.StartLoad(t, kit.LoadOptions{UDP: addr, Flows: 5})
+	newcomer.Go(t, 50)
+	perfect(t, newcomer)
+	c.SetReadDeadline(time.Now())
+	if n, err := c.Read(make([]byte, 1<<16)); err == nil { // the backend answers everybody
+		t.Errorf("who makes noise is answered %d bytes", n)
+	}
+	kit.Eventually(t, "goroutines are back", func() bool { return p.Usage().Goroutines <= before.Goroutines+10 })
+	after := p.Usage()
+	t.Logf("before %+v, after %+v, dropped %v", before, after, p.Metric("datagrams_dropped_total", "listener", "m"))
+	if grown := after.RSS - before.RSS; grown > 16<<20 && !kit.Race {
+		t.Errorf("one source has cost %d KiB", grown>>10)
 	}
 }
 
