@@ -73,7 +73,8 @@ type Counters struct {
 	BytesC2S, BytesS2C     atomic.Uint64
 	PacketsC2S, PacketsS2C atomic.Uint64 // UDP only
 	Dropped                [NumDrops]atomic.Uint64
-	_                      [64]byte // keep two workers off one cache line
+	Panics                 atomic.Uint64 // of those whom the worker asks or tells; each has ended its flow
+	_                      [64]byte      // keep two workers off one cache line
 }
 
 // Failure is a kind of passive evidence against a backend.
@@ -136,6 +137,14 @@ type Path struct {
 	// backend; Owner.Closed hears of its end. Like the Owner's methods it is
 	// called from the workers.
 	Opened func(client netip.AddrPort)
+}
+
+// Count are the counters of a worker, nil where the path has none for it.
+func (p *Path) Count(worker int) *Counters {
+	if worker < len(p.Counters) {
+		return &p.Counters[worker]
+	}
+	return nil
 }
 
 // Owner hears what becomes of the flows of its paths. The engines call it from

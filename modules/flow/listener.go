@@ -36,9 +36,9 @@ type Listener struct {
 
 	AcceptErrors prometheus.Counter
 	BindFailures prometheus.Counter
-	Panics       prometheus.Counter
 	duration     prometheus.Observer
 	closed       [2][relay.NumReasons]atomic.Uint64 // TCP, UDP
+	panics       atomic.Uint64                      // of goroutines; the workers have their own
 
 	workers atomic.Pointer[[]relay.Counters]
 	rules   atomic.Pointer[map[string]*Rule] // by name; the map is not changed
@@ -74,7 +74,6 @@ func ListenerOf(name string) *Listener {
 
 			AcceptErrors: acceptErrors.WithLabelValues(name),
 			BindFailures: bindFailures.WithLabelValues(name),
-			Panics:       panics.WithLabelValues(name),
 			duration:     durations.WithLabelValues(name),
 		}
 		listeners[name] = l
@@ -175,6 +174,16 @@ func (l *Listener) active(udp bool) *atomic.Int64 {
 		return &l.Sessions
 	}
 	return &l.Conns
+}
+
+// Panicked counts a panic that has ended a flow in a goroutine of its own.
+func (l *Listener) Panicked() { l.panics.Add(1) }
+
+// Panics counts the panics that have ended a flow of the listener.
+func (l *Listener) Panics() uint64 {
+	n := l.panics.Load()
+	l.each(func(c *relay.Counters) { n += c.Panics.Load() })
+	return n
 }
 
 // each calls f with every counter set of the listener, those of engines that

@@ -11,7 +11,6 @@ var (
 	connections  = metrics.Counter("listener_connections_total", "TCP connections by what became of them.", "listener", "result")
 	acceptErrors = metrics.Counter("accept_errors_total", "Failed accepts, typically for want of file descriptors.", "listener")
 	bindFailures = metrics.Counter("listener_bind_failures_total", "Loads that could not bind the listener.", "listener")
-	panics       = metrics.Counter("panics_total", "Panics of matchers and handlers; each has ended one connection or session.", "listener")
 	blocked      = metrics.Counter("filter_blocked_total", "New connections and UDP sessions turned away by a filter or a limit.", "listener", "filter")
 	durations    = prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Namespace: metrics.Namespace, Name: "connection_duration_seconds",
@@ -24,12 +23,13 @@ var (
 	closedTotal    = metrics.Desc("flows_closed_total", "Connections and UDP sessions that have ended, by protocol and reason.", "listener", "proto", "reason")
 	bytesTotal     = metrics.Desc("bytes_total", "Bytes passed on; dir is c2s or s2c.", "listener", "dir")
 	packetsTotal   = metrics.Desc("packets_total", "Datagrams passed on; dir is c2s or s2c.", "listener", "dir")
+	panicsTotal    = metrics.Desc("panics_total", "Panics of matchers, handlers, balancers and filters; each has ended one connection or session.", "listener")
 	droppedTotal   = metrics.Desc("datagrams_dropped_total", "Datagrams not passed on, by reason.", "listener", "reason")
 )
 
 func init() {
 	metrics.Add(durations, metrics.Func{
-		Descs: []*prometheus.Desc{activeConns, activeSessions, closedTotal, bytesTotal, packetsTotal, droppedTotal},
+		Descs: []*prometheus.Desc{activeConns, activeSessions, closedTotal, bytesTotal, packetsTotal, droppedTotal, panicsTotal},
 		Send:  collect,
 	})
 }
@@ -61,6 +61,7 @@ func collect(ch chan<- prometheus.Metric) {
 		})
 		gauge(activeConns, float64(l.Conns.Load()), l.Name)
 		gauge(activeSessions, float64(l.Sessions.Load()), l.Name)
+		counter(panicsTotal, l.Panics(), l.Name)
 		counter(bytesTotal, bc, l.Name, "c2s")
 		counter(bytesTotal, bs, l.Name, "s2c")
 		counter(packetsTotal, pc, l.Name, "c2s")

@@ -54,10 +54,7 @@ func (l *look) Look(o *tcprelay.Opening, seen []byte, final bool) tcprelay.Decis
 	v := l.walk.v
 	d, done := tcprelay.Refuse, false
 	defer func() { // after a panic of a matcher the engine tells the owner of the path
-		switch {
-		case !done:
-			v.stats.Panics.Inc()
-		case d == tcprelay.Refuse:
+		if done && d == tcprelay.Refuse {
 			v.stats.Abandoned(false, o.Client.Addr())
 		}
 	}()

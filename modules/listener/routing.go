@@ -580,7 +580,7 @@ func (c *TCPConn) ForwardTCP(prefix []byte, d tcprelay.Dialer) {
 		c.because(relay.Error) // a shortage of descriptors, if nothing has ended it before
 		return
 	}
-	err = c.view.engines.TCP.Forward(tcprelay.Flow{FD: fd, Client: c.client, Local: c.local, Prefix: prefix, Dialer: d})
+	err = c.view.engines.TCP.Forward(tcprelay.Flow{FD: fd, Client: c.client, Local: c.local, Prefix: prefix, Dialer: d, Counters: c.view.counters(0)})
 	if err != nil {
 		unix.Close(fd)
 		c.view.stats.Abandoned(false, c.client.Addr())
@@ -666,7 +666,7 @@ func (v *view) unmatched(client netip.AddrPort, err error) {
 func (v *view) contain(client netip.AddrPort, end func()) {
 	if p := recover(); p != nil {
 		end()
-		v.stats.Panics.Inc()
+		v.stats.Panicked()
 		if held, ok := panicLog.allow(); ok {
 			v.logger.Error("a matcher or handler panicked; its flow was closed",
 				zap.Stringer("remote", client), zap.Any("panic", p), zap.Int64("suppressed", held), zap.Stack("stack"))

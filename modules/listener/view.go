@@ -129,6 +129,7 @@ func (ep *endpoint) Accept(o *tcprelay.Opening) tcprelay.Decision {
 		go ep.early(o.FD, o.Client, o.Local)
 		return tcprelay.Take
 	}
+	o.Counters = v.counters(o.Worker)
 	if v.outside(o.Local) {
 		v.stats.OutsidePrefix.Inc()
 		return tcprelay.Refuse
@@ -137,13 +138,10 @@ func (ep *endpoint) Accept(o *tcprelay.Opening) tcprelay.Decision {
 	if rule != "" {
 		return tcprelay.Refuse
 	}
-	d, done := tcprelay.Refuse, false
+	d := tcprelay.Refuse
 	defer func() { // after a panic of a matcher too
 		if d == tcprelay.Refuse {
 			v.stats.Abandoned(false, o.Client.Addr())
-		}
-		if !done {
-			v.stats.Panics.Inc()
 		}
 	}()
 	i, known := v.straight(o.Client, o.Local)
@@ -162,7 +160,6 @@ func (ep *endpoint) Accept(o *tcprelay.Opening) tcprelay.Decision {
 		o.Dialer = v.dialers[i]
 		d = tcprelay.Forward
 	}
-	done = true
 	return d
 }
 
@@ -261,13 +258,10 @@ func (ep *endpoint) Open(o *udprelay.Opening) udprelay.Decision {
 		o.Reason = dropOf(rule)
 		return udprelay.Refuse
 	}
-	d, done := udprelay.Refuse, false
+	d := udprelay.Refuse
 	defer func() { // after a panic of a matcher or a balancer too
 		if d == udprelay.Refuse {
 			v.stats.Abandoned(true, o.Client.Addr())
-		}
-		if !done {
-			v.stats.Panics.Inc()
 		}
 	}()
 	i, known := v.straight(o.Client, o.Local)
@@ -290,7 +284,6 @@ func (ep *endpoint) Open(o *udprelay.Opening) udprelay.Decision {
 		}
 		d = udprelay.Hold
 	}
-	done = true
 	return d
 }
 

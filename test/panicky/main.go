@@ -1,5 +1,5 @@
-// Command panicky is wayhouse with a matcher and a handler that panic, to test
-// that a mistake in a module ends one flow and nothing else.
+// Command panicky is wayhouse with a matcher, a handler and a balancer that
+// panic, to test that a mistake in a module ends one flow and nothing else.
 package main
 
 import (
@@ -9,11 +9,13 @@ import (
 	"github.com/mholt/caddy-l4/layer4"
 
 	_ "github.com/wayhouse-proxy/wayhouse"
+	"github.com/wayhouse-proxy/wayhouse/modules/balancer"
 )
 
 func init() {
 	caddy.RegisterModule(Matcher{})
 	caddy.RegisterModule(Handler{})
+	caddy.RegisterModule(Balancer{})
 }
 
 func main() { caddycmd.Main() }
@@ -49,8 +51,20 @@ func (Handler) CaddyModule() caddy.ModuleInfo {
 // Handle implements layer4.NextHandler.
 func (Handler) Handle(*layer4.Connection, layer4.Handler) error { panic("the handler was called") }
 
+// Balancer panics.
+type Balancer struct{}
+
+// CaddyModule returns the Caddy module information.
+func (Balancer) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{ID: "wayhouse.balancers.panicky", New: func() caddy.Module { return new(Balancer) }}
+}
+
+// Pick implements balancer.Balancer.
+func (Balancer) Pick([]balancer.Candidate, balancer.Flow) int { panic("the balancer was asked") }
+
 // Interface guards
 var (
 	_ layer4.ConnMatcher = Matcher{}
 	_ layer4.NextHandler = Handler{}
+	_ balancer.Balancer  = Balancer{}
 )

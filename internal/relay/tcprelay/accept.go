@@ -212,7 +212,7 @@ func (w *worker) resume(l *listener) {
 
 // decide asks the acceptor what to do with a connection.
 func (w *worker) decide(l *listener, fd int32) {
-	w.accepting, w.current = fd, handle{}
+	w.accepting, w.current, w.asking = fd, handle{}, nil
 	o := &w.opening
 	*o = Opening{Worker: w.index, FD: int(fd), Client: fromRaw(&w.rsa), Local: l.addr}
 	if l.asks {
@@ -225,7 +225,7 @@ func (w *worker) decide(l *listener, fd int32) {
 	case d == Peek && o.Looker != nil && o.Path != nil:
 		w.openLooking(o)
 	case d == Forward && o.Dialer != nil:
-		w.open(Flow{FD: int(fd), Client: o.Client, Local: o.Local, Dialer: o.Dialer}, noDelay)
+		w.open(Flow{FD: int(fd), Client: o.Client, Local: o.Local, Dialer: o.Dialer, Counters: o.Counters}, noDelay)
 	default:
 		closeFD(fd)
 	}
@@ -238,6 +238,7 @@ func (w *worker) adopt(f Flow) {
 		return
 	}
 	closeFD(int32(f.FD))
+	w.asking = f.Counters
 	f.Dialer.GaveUp(f.Client, relay.Drain)
 	if f.Done != nil {
 		f.Done()

@@ -62,6 +62,8 @@ type Opening struct {
 	Client, Local netip.AddrPort // IPv4-mapped addresses are IPv4 here
 	Dialer        Dialer         // set for Forward
 
+	Counters *relay.Counters // set by Accept: who counts a panic of it and of Dialer; nil: nobody
+
 	// Set by Accept for Peek, and as they are in the calls of Look.
 	Looker Looker
 	Path   *relay.Path   // what operators see of it meanwhile; its Owner hears Closed when it ends without the Looker
@@ -117,5 +119,6 @@ type Flow struct {
 	Client, Local netip.AddrPort
 	Prefix        []byte // sent to the backend before anything read from FD; counted as the client's; the engine copies nothing, the caller lets it go
 	Dialer        Dialer
-	Done          func() // called once, from a worker, after the connection has ended; may be nil
+	Counters      *relay.Counters // as Opening.Counters
+	Done          func()          // called once, from a worker, after the connection has ended; may be nil
 }

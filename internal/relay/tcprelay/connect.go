@@ -24,6 +24,7 @@ type pending struct {
 
 	dialer        Dialer
 	target        Target
+	count         *relay.Counters // of a panic of the dialer
 	client, local netip.AddrPort
 	prefix        []byte
 	tries         int
@@ -61,7 +62,7 @@ func (w *worker) open(f Flow, fl flags) {
 	slot, c, p := w.begin(int32(f.FD), f.Client, f.Local)
 	c.state = connecting
 	c.flags = fl
-	p.dialer, p.prefix = f.Dialer, f.Prefix
+	p.dialer, p.prefix, p.count = f.Dialer, f.Prefix, f.Counters
 	if f.Done != nil {
 		c.flags |= finished
 		w.done[slot] = f.Done
@@ -91,6 +92,7 @@ func (w *worker) begin(fd int32, cl, local netip.AddrPort) (uint32, *conn, *pend
 func (w *worker) dial(slot uint32, c *conn) {
 	p := w.pends.at(c.pend)
 	for p.tries < maxTries {
+		w.asking = p.count
 		t, ok := p.dialer.Next(p.client, p.local, p.tries, p.tried)
 		if !ok {
 			break
@@ -173,7 +175,7 @@ func (w *worker) connectFailed(slot uint32, c *conn, f relay.Failure, errno sysc
 		c.fd[backend] = -1
 	}
 	p.tried = append(p.tried, path)
-	path.Owner.ConnectFailed(path, f, errno)
+	w.owner(path).ConnectFailed(path, f, errno)
 }
 
 // abandon ends a connection that has no backend.
@@ -182,8 +184,9 @@ func (w *worker) abandon(slot uint32, c *conn, why relay.Reason) {
 		w.connectFailed(slot, c, relay.Shortage, syscall.ECANCELED)
 	}
 	p := w.pends.at(c.pend)
-	dialer, addr := p.dialer, p.client
+	dialer, addr, count := p.dialer, p.client, p.count
 	w.release(slot, c)
+	w.asking = count
 	dialer.GaveUp(addr, why)
 }
 
@@ -191,6 +194,7 @@ func (w *worker) abandon(slot uint32, c *conn, why relay.Reason) {
 func (w *worker) connected(slot uint32, c *conn) {
 	p := w.pends.at(c.pend)
 	t := &p.target
+	w.asking = t.Path.Count(w.index)
 	var first []byte
 	if t.Header != nil {
 		first = t.Header.AppendHeader(nil, relay.MakeID(false, w.index, slot, c.gen), p.client, p.local)

@@ -392,6 +392,7 @@ func TestPanics(t *testing.T) {
 				}
 				return nil
 			})
+			r.waitPanics(1)
 		})
 	}
 }

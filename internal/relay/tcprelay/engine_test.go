@@ -43,6 +43,7 @@ type rig struct {
 	timeout  time.Duration
 	paths    []*relay.Path
 	looking  *relay.Path
+	counters []relay.Counters   // of all paths
 	panics   func(where string) // called at each place where guest code may panic
 
 	mu       sync.Mutex
@@ -95,10 +96,11 @@ func newRig(t *testing.T, backends []netip.AddrPort, opts ...option) *rig {
 	core, logs := observer.New(zapcore.WarnLevel)
 	r := &rig{t: t, decision: Forward, timeout: 5 * time.Second, logs: logs}
 	o := Options{Workers: 2, Logger: zap.New(core)}
+	r.counters = make([]relay.Counters, o.Workers)
 	for i, b := range backends {
-		r.paths = append(r.paths, &relay.Path{Listener: "test", Route: i, Pool: "pool", Backend: b, Owner: r, Counters: make([]relay.Counters, o.Workers)})
+		r.paths = append(r.paths, &relay.Path{Listener: "test", Route: i, Pool: "pool", Backend: b, Owner: r, Counters: r.counters})
 	}
-	r.looking = &relay.Path{Listener: "test", Route: -1, Owner: r}
+	r.looking = &relay.Path{Listener: "test", Route: -1, Owner: r, Counters: r.counters}
 	so := sock.Options{}
 	for _, opt := range opts {
 		opt(r, &o, &so)
@@ -143,6 +145,7 @@ func (r *rig) Accept(o *Opening) Decision {
 	r.mu.Lock()
 	r.opened = append(r.opened, *o)
 	r.mu.Unlock()
+	o.Counters = &r.counters[o.Worker]
 	r.maybePanic("accept")
 	o.Dialer, o.Looker, o.Path, o.Limit, o.Wait = r, r, r.looking, 16, r.wait
 	return r.decision
@@ -173,6 +176,21 @@ func (r *rig) maybePanic(where string) {
 	if r.panics != nil {
 		r.panics(where)
 	}
+}
+
+// waitPanics waits until the counters have so many panics, no more.
+func (r *rig) waitPanics(want uint64) {
+	r.t.Helper()
+	eventually(r.t, func() error {
+		n := uint64(0)
+		for i := range r.counters {
+			n += r.counters[i].Panics.Load()
+		}
+		if n != want {
+			return fmt.Errorf("%d panics are counted, want %d", n, want)
+		}
+		return nil
+	})
 }
 
 func (r *rig) AcceptFailed(_ error, pause time.Duration) {

@@ -64,9 +64,10 @@ func (w *worker) look(slot uint32, c *conn, gone bool) {
 		}
 		p.seen = n
 		o := &w.opening
+		w.asking = w.paths.at(c.path).Count(w.index)
 		*o = Opening{
 			Worker: w.index, FD: int(c.fd[client]), Client: p.client, Local: p.local,
-			Looker: p.looker, Path: w.paths.at(c.path), Limit: p.limit, Wait: time.Duration(c.due - c.start), Age: time.Duration(w.now - c.start),
+			Looker: p.looker, Counters: w.asking, Path: w.paths.at(c.path), Limit: p.limit, Wait: time.Duration(c.due - c.start), Age: time.Duration(w.now - c.start),
 		}
 		d := p.looker.Look(o, w.buf[:n], final)
 		if o.Discard > 0 {
@@ -116,7 +117,7 @@ func (w *worker) looked(slot uint32, c *conn, d Decision, gone bool) {
 		c.path = 0
 		c.state = connecting
 		c.last = w.now
-		p.dialer, p.looker = o.Dialer, nil
+		p.dialer, p.looker, p.count = o.Dialer, nil, o.Counters
 		if gone {
 			w.abandon(slot, c, relay.ClientClose)
 			return

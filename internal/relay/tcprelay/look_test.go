@@ -302,6 +302,7 @@ func TestLookPanics(t *testing.T) {
 				t.Errorf("read %q, %v", got, err)
 			}
 			roundTrip(t, bystander, "still here")
+			r.waitPanics(1)
 		})
 	}
 }

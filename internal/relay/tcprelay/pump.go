@@ -199,7 +199,7 @@ func (w *worker) carry(c *conn, from int) (out outcome, errno unix.Errno) {
 	}
 	if from == backend && taken > 0 && !c.has(answered) {
 		c.flags |= answered
-		p.Owner.Answered(p)
+		w.owner(p).Answered(p)
 	}
 	return out, errno
 }
@@ -401,7 +401,7 @@ func (w *worker) broke(slot uint32, c *conn, side int, errno unix.Errno) {
 	// says nothing about the backend.
 	if side == backend && errno == unix.ECONNRESET && !c.has(answered) && (c.bytes[client] > 0 || !c.eof[client]) {
 		p := w.paths.at(c.path)
-		p.Owner.Failed(p, relay.EarlyReset, errno)
+		w.owner(p).Failed(p, relay.EarlyReset, errno)
 	}
 	w.part(slot, c, side)
 }
@@ -465,7 +465,7 @@ func (w *worker) cut(slot uint32, c *conn, why relay.Reason) {
 func (w *worker) finish(slot uint32, c *conn, why relay.Reason) {
 	w.describe(slot, c, &w.info)
 	w.release(slot, c)
-	w.info.Path.Owner.Closed(w.info.Path, &w.info, why)
+	w.owner(w.info.Path).Closed(w.info.Path, &w.info, why)
 }
 
 // release closes and frees what a connection has. Its slot is vacant after.

@@ -61,8 +61,9 @@ type worker struct {
 	backlogAt    int
 	batch        []op // ops being run
 	batchAt      int
-	current      handle // the connection at work, for when guest code panics
-	accepting    int32  // the descriptor an acceptor is deciding on; -1: none
+	current      handle          // the connection at work, for when guest code panics
+	asking       *relay.Counters // of whom guest code was called last; nil: those of opening
+	accepting    int32           // the descriptor an acceptor is deciding on; -1: none
 	opening      Opening
 	info         relay.Info
 	rsa          unix.RawSockaddrAny
@@ -251,6 +252,12 @@ func (w *worker) finishTurn() (ok bool) {
 
 // contain ends the connection whose guest code has panicked.
 func (w *worker) contain(reason any) {
+	if w.asking == nil {
+		w.asking = w.opening.Counters
+	}
+	if w.asking != nil {
+		w.asking.Panics.Add(1)
+	}
 	if w.now >= w.nextPanicLog {
 		w.nextPanicLog = w.now + int64(time.Second)
 		w.log.Error("panic on a tcp worker", zap.Any("reason", reason), zap.Stack("stack"))
@@ -278,6 +285,12 @@ func (w *worker) contain(reason any) {
 	default:
 		w.finish(h.slot, c, relay.Error)
 	}
+}
+
+// owner is whom to tell about the flows of a path, which counts a panic.
+func (w *worker) owner(p *relay.Path) relay.Owner {
+	w.asking = p.Count(w.index)
+	return p.Owner
 }
 
 // dispatch handles one event. An event of a socket that is no more, whose slot

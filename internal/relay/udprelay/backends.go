@@ -53,8 +53,9 @@ func (w *worker) answer(slot uint32, s *session, ev unix.EpollEvent) {
 	if s.flags&answered == 0 {
 		s.flags |= answered
 		w.stopHeading(s)
-		if path := w.paths[s.path].path; path.Owner != nil {
-			path.Owner.Answered(path)
+		path := w.paths[s.path].path
+		if owner := w.owner(path); owner != nil {
+			owner.Answered(path)
 		}
 	}
 }

@@ -117,6 +117,7 @@ func (w *worker) open(so *socket, k *key, hash uint64, old uint32, data []byte) 
 	if old != 0 {
 		o.From = w.paths[w.slab.at(old).path].path
 	}
+	w.asking = nil
 	decision := so.ep.acceptor.Open(o)
 	conn := o.conn
 	o.conn, o.Data, o.From = nil, nil, nil
@@ -260,7 +261,8 @@ func (w *worker) fault(slot uint32, s *session, errno unix.Errno) {
 	}
 	s.failed = w.now
 	path := w.paths[s.path].path
-	if path.Owner == nil {
+	owner := w.owner(path)
+	if owner == nil {
 		return
 	}
 	kind := relay.SendFailed
@@ -270,7 +272,7 @@ func (w *worker) fault(slot uint32, s *session, errno unix.Errno) {
 			kind = relay.PortClosed
 		}
 	}
-	path.Owner.Failed(path, kind, errno)
+	owner.Failed(path, kind, errno)
 }
 
 // enqueue gives datagrams to the goroutine that holds the session.

@@ -327,6 +327,9 @@ func TestPanicAfterHold(t *testing.T) {
 	}))
 	send(t, dial(t, ep.Addr()), []byte("x"))
 	eventually(t, "panic contained", func() bool { return e.Panics() == 1 && e.Sessions() == 0 })
+	if n := p.Counters[0].Panics.Load(); n != 1 {
+		t.Errorf("the path counts %d panics, want 1", n)
+	}
 }
 
 // TestOwnerPanics: callbacks that panic cost what they were told about.
@@ -344,6 +347,9 @@ func TestOwnerPanics(t *testing.T) {
 	eventually(t, "sessions ended", func() bool { return e.Sessions() == 0 })
 	if n := e.Panics(); n != 20 {
 		t.Errorf("%d panics, want two a session", n)
+	}
+	if n := p.Counters[0].Panics.Load(); n != 20 {
+		t.Errorf("the path counts %d panics, want two a session", n)
 	}
 }
 

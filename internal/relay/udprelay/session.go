@@ -314,8 +314,8 @@ func (w *worker) end(slot uint32, why relay.Reason) {
 	w.sessions.Add(-1)
 	w.releasePath(s.path)
 	w.slab.put(slot)
-	if established && path.Owner != nil {
-		path.Owner.Closed(path, info, why)
+	if owner := w.owner(path); owner != nil && established {
+		owner.Closed(path, info, why)
 	}
 }
 

@@ -59,7 +59,8 @@ type worker struct {
 	running  []func(*worker) // ops in hand
 	runAt    int
 	walks    []*walk
-	panicked time.Time // last logged
+	panicked time.Time       // last logged
+	asking   *relay.Counters // of whom a callback was called last; nil: those of opening
 
 	sockets   []*socket // by endpoint; nil: none
 	slab      slab
@@ -248,6 +249,12 @@ func (w *worker) contain(more *bool) {
 	}
 	*more = true
 	w.panics.Add(1)
+	if w.asking == nil {
+		w.asking = w.opening.Counters
+	}
+	if w.asking != nil {
+		w.asking.Panics.Add(1)
+	}
 	if now := time.Now(); w.panicked.IsZero() || now.Sub(w.panicked) >= time.Second {
 		w.panicked = now
 		w.log.Error("panic on the packet path", zap.Int("worker", w.id), zap.Any("panic", v), zap.Uint64("panics", w.panics.Load()), zap.Stack("stack"))
@@ -294,6 +301,13 @@ func (w *worker) handle(ev unix.EpollEvent, again bool) {
 
 // wake is what is written to a worker's eventfd.
 var wake = binary.NativeEndian.AppendUint64(nil, 1)
+
+// owner is whom to tell about the sessions of a path, which counts a panic; nil:
+// nobody.
+func (w *worker) owner(p *relay.Path) relay.Owner {
+	w.asking = p.Count(w.id)
+	return p.Owner
+}
 
 // post gives the worker something to do. It reports false when the worker
 // has ended. Any goroutine may call it; what clients can cause is bounded by
