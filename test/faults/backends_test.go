@@ -32,14 +32,15 @@ func three(t *testing.T, options kit.M) (p *kit.Process, addr string, backends [
 // live on, and no new one fails, for one that cannot connect is tried elsewhere.
 func TestBackendKilled(t *testing.T) {
 	p, addr, backends := three(t, nil)
-	load := kit.StartLoad(t, kit.LoadOptions{TCP: addr, Conns: 300, Rate: 1500})
+	conns := kit.Scaled(300, 1800)
+	load := kit.StartLoad(t, kit.LoadOptions{TCP: addr, Conns: conns, Rate: 1500})
 	load.Round(t)
 	victims := backends[0].Served()
-	if victims != 100 {
-		t.Errorf("round_robin gave a backend %d of 300 connections", victims)
+	if victims != conns/3 {
+		t.Errorf("round_robin gave a backend %d of %d connections", victims, conns)
 	}
 	backends[0].Kill()
-	for i := range 200 {
+	for i := range kit.Scaled(200, 1000) {
 		if b, err := attempt(addr); err != nil || b == 1 {
 			t.Errorf("new connection %d after the kill: backend %d, %v", i, b, err)
 		}
@@ -93,13 +94,14 @@ func TestAllDown(t *testing.T) {
 	}
 	kit.Settles(t, "healthy backends", 0, func() int { return healthy(p, "p") })
 	before := p.Metric("lb_selections_total", "pool", "p", "result", "no_backend")
-	for range 100 {
+	tries := kit.Scaled(100, 5000)
+	for range tries {
 		if b, err := attempt(addr); err == nil {
 			t.Fatalf("backend %d answered, and there is none", b)
 		}
 	}
-	if n := p.Metric("lb_selections_total", "pool", "p", "result", "no_backend") - before; n != 100 {
-		t.Errorf("lb_selections_total of no_backend has grown by %v, want 100", n)
+	if n := p.Metric("lb_selections_total", "pool", "p", "result", "no_backend") - before; n != float64(tries) {
+		t.Errorf("lb_selections_total of no_backend has grown by %v, want %d", n, tries)
 	}
 	for _, b := range backends {
 		b.Listen(t, b.Addr)

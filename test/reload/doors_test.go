@@ -11,7 +11,8 @@ import (
 	kit "github.com/wayhouse-proxy/wayhouse/internal/testkit"
 )
 
-// TestDoors changes the config by each way there is.
+// TestDoors changes the config by each way there is, and not by one that cannot
+// run.
 func TestDoors(t *testing.T) {
 	b := newBoth(t)
 	port, extra := kit.Port(t), kit.Ports(t, 4)
@@ -30,6 +31,15 @@ func TestDoors(t *testing.T) {
 
 	p.WriteConfig(config(1))
 	p.Signal(syscall.SIGHUP)
+	answers(1)
+
+	p.WriteConfig(kit.App(kit.M{"a": kit.ToPool("nobody", "tcp/"+kit.Local(port))}, kit.M{}))
+	p.Signal(syscall.SIGHUP)
+	kit.Settles(t, "the count of refused loads", 1.0, func() float64 { return p.Metric("config_reload_total", "result", "error") })
+	answers(1)
+	if out, err := exec.Command(kit.Binary(t, ""), "reload", "--config", p.Config, "--address", p.Admin).CombinedOutput(); err == nil || !strings.Contains(string(out), "nobody") {
+		t.Errorf("reload of a config that cannot run: %v: %s", err, out)
+	}
 	answers(1)
 
 	p.WriteConfig(config(2))
@@ -88,7 +98,7 @@ func TestConcurrentLoads(t *testing.T) {
 	}
 	p := kit.Start(t, config(0, 0), kit.Options{})
 	load := kit.StartLoad(t, kit.LoadOptions{TCP: kit.Local(port), UDP: kit.Local(port), Conns: 20, Flows: 20, Rate: 400})
-	writers, each := 6, kit.Scaled(10, 100)
+	writers, each := kit.Scaled(6, 10), kit.Scaled(10, 100)
 	var wg sync.WaitGroup
 	for w := range writers {
 		wg.Go(func() {

@@ -31,7 +31,8 @@ func TestStop(t *testing.T) {
 			pools := b.pools()
 			pools["udp"].(kit.M)["idle_timeout"] = "2s"
 			p := kit.Start(t, kit.App(kit.M{"t": kit.ToPool("tcp", "tcp/"+addr), "u": kit.ToPool("udp", "udp/"+addr)}, pools, o), kit.Options{})
-			load := kit.StartLoad(t, kit.LoadOptions{TCP: addr, UDP: addr, Conns: 100, Flows: 100, Rate: 1000, Patience: time.Second})
+			n := kit.Scaled(100, 500)
+			load := kit.StartLoad(t, kit.LoadOptions{TCP: addr, UDP: addr, Conns: n, Flows: n, Rate: 1000, Patience: time.Second})
 			load.Round(t)
 			p.Signal(syscall.SIGTERM)
 			kit.Eventually(t, "/readyz says no, or nothing", func() bool { status, _ := p.Get("/readyz"); return status != 200 })
