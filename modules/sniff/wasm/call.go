@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -42,21 +43,32 @@ type sniffer struct {
 func (e *engine) newSniffer(name, config string, m *module, l limits, logger *zap.Logger) *sniffer {
 	s := &sniffer{name: name, config: []byte(config), limits: l, engine: e, module: m, breaker: e.breaker(m, name), logger: logger}
 	e.mu.Lock()
-	e.live[s] = struct{}{}
+	e.live = append(e.live, s)
 	e.mu.Unlock()
 	return s
 }
 
-// close waits for calls to end and gives the module back. Flows of a config
-// that is gone may still call; they get no verdict.
+// close waits for calls to end and gives the module back. Flows that have begun
+// under a config that is gone may still call; see Sniff.
 func (s *sniffer) close() {
+	s.engine.mu.Lock()
+	s.engine.live = slices.DeleteFunc(s.engine.live, func(l *sniffer) bool { return l == s })
+	s.engine.mu.Unlock()
 	s.mu.Lock()
 	s.closed = true
 	s.mu.Unlock()
-	s.engine.mu.Lock()
-	delete(s.engine.live, s)
-	s.engine.mu.Unlock()
 	s.engine.unload(s.module)
+}
+
+// named is the sniffer of that name that has lived longest, nil when there is
+// none. It is never one that is closed already.
+func (e *engine) named(name string) *sniffer {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if i := slices.IndexFunc(e.live, func(s *sniffer) bool { return s.name == name }); i >= 0 {
+		return e.live[i]
+	}
+	return nil
 }
 
 // OneLook implements sniff.OneLook: the answer 0 does not say whether more
@@ -64,20 +76,32 @@ func (s *sniffer) close() {
 func (s *sniffer) OneLook() {}
 
 // Sniff implements sniff.Sniffer. What is no answer of the module's leaves the
-// flow undecided, so that it does not reach a laxer route by a failure.
+// flow undecided, so that it does not reach a laxer route by a failure. A flow
+// that a reload has overtaken before its bytes came is judged by the sniffer
+// that has the name now.
 func (s *sniffer) Sniff(in *sniff.Input, h *sniff.Hint) sniff.Verdict {
+	for s := s; s != nil; s = s.engine.named(s.name) {
+		if v, answered := s.ask(in, h); answered {
+			return v
+		}
+	}
+	return fault(h, sniff.Busy)
+}
+
+// ask is Sniff of one that may be closed, which gives no answer.
+func (s *sniffer) ask(in *sniff.Input, h *sniff.Hint) (v sniff.Verdict, answered bool) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	if s.closed {
-		return fault(h, sniff.Busy)
+		return v, false
 	}
 	ok, probe := s.breaker.allow(time.Now())
 	if !ok {
-		return fault(h, sniff.Broken)
+		return fault(h, sniff.Broken), true
 	}
 	if !s.engine.takeSlot(s.limits.timeout) {
 		s.breaker.cancel(probe)
-		return fault(h, sniff.Busy)
+		return fault(h, sniff.Busy), true
 	}
 	recognised, f, err := s.call(in.Bytes, h) // gives the slot back
 	if err != nil {
@@ -97,11 +121,11 @@ func (s *sniffer) Sniff(in *sniff.Input, h *sniff.Hint) sniff.Verdict {
 	}
 	switch {
 	case f != sniff.NoFault:
-		return fault(h, f)
+		return fault(h, f), true
 	case recognised:
-		return sniff.Recognised
+		return sniff.Recognised, true
 	}
-	return sniff.Unrecognised
+	return sniff.Unrecognised, true
 }
 
 // log tells that the breaker has opened, by err, or closed.

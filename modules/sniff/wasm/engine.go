@@ -39,7 +39,7 @@ type engine struct {
 
 	mu       sync.Mutex // held for moments only, as calls take it
 	memories []*memory  // not in use, no more than slots
-	live     map[*sniffer]struct{}
+	live     []*sniffer // in the order in which they came
 
 	files sync.Mutex // held by who changes files of modules
 }
@@ -81,7 +81,6 @@ func newEngine() *engine {
 		runtime: wazero.NewRuntimeWithConfig(context.Background(), config),
 		slots:   make(chan struct{}, max(1, runtime.GOMAXPROCS(0)-1)),
 		modules: make(map[[sha256.Size]byte]*module),
-		live:    make(map[*sniffer]struct{}),
 	}
 }
 
@@ -229,7 +228,7 @@ func init() {
 			e := v.(*engine)
 			e.mu.Lock()
 			defer e.mu.Unlock()
-			for s := range e.live {
+			for _, s := range e.live {
 				if v := open[s.name]; s.breaker.open() {
 					open[s.name] = 1
 				} else {

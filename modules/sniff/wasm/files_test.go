@@ -179,7 +179,17 @@ func TestReloadsLeakNothing(t *testing.T) {
 		}
 	}
 	last := old.loaded["a"].sniffer
+	next, err := load(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
 	if err := old.Cleanup(); err != nil {
+		t.Fatal(err)
+	}
+	if got := sniffBytes(last, "x"); got != "ok" {
+		t.Errorf("a sniffer of a config that is gone, when another has the name: %s, want ok", got)
+	}
+	if err := next.Cleanup(); err != nil {
 		t.Fatal(err)
 	}
 	if modules, _, live := count(); modules != 0 || live != 0 {

@@ -122,3 +122,31 @@ func TestRoutes(t *testing.T) {
 		t.Errorf("%v calls were counted", n)
 	}
 }
+
+// A connection that has sent nothing yet when a config is loaded is judged by
+// the sniffer that has the name then, and not cut off.
+func TestReloadBeforeTheBytes(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "game.wasm"), guestFile(t, "ok-host"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	backend := kit.NewTCPBackend(t, 7, kit.Local(kit.Port(t)))
+	bind := kit.Local(kit.Port(t))
+	config := func(timeout string) kit.M {
+		l := kit.Listener([]string{"tcp/" + bind}, kit.Match(kit.M{"sniffer": kit.M{"name": "game"}}, kit.M{"handler": "pool", "pool": "game"}))
+		return kit.App(kit.M{"l": kit.With(l, kit.M{"peek": kit.M{"timeout": kit.Long.String()}})}, kit.M{"game": kit.Pool(backend.Addr)},
+			kit.M{"sniffers": kit.M{"wasm": kit.M{"dir": dir, "call_timeout": timeout}}})
+	}
+	p := kit.Start(t, config("10s"), kit.Options{})
+	c, err := net.Dial("tcp", bind)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	kit.Settles(t, "connections that are looked at", 1, func() float64 { return p.Metric("active_connections", "listener", "l") })
+	p.MustLoad(config("11s"))
+	if _, err := c.Write([]byte("HOST:survival.example.com")); err != nil {
+		t.Fatal(err)
+	}
+	kit.Settles(t, "connections at the backend", 1, func() float64 { return float64(backend.Conns()) })
+}
