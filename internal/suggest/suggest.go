@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/caddyserver/caddy/v2"
 )
 
 // Hint ends an error about an unknown name: it asks about the nearest of the
@@ -20,6 +22,17 @@ func Hint(name string, known []string) string {
 	known = slices.Clone(known)
 	slices.Sort(known)
 	return "there are " + strings.Join(known, ", ")
+}
+
+// Module is Hint about a module that a namespace does not have.
+func Module(namespace, name string) string { return Hint(name, Modules(namespace)) }
+
+// Modules are the names of the modules of a namespace.
+func Modules(namespace string) (names []string) {
+	for _, m := range caddy.GetModules(namespace) {
+		names = append(names, m.ID.Name())
+	}
+	return names
 }
 
 // Nearest is the known name that fewest edits turn name into, "" when every

@@ -1,6 +1,31 @@
 package suggest
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/caddyserver/caddy/v2"
+)
+
+func init() { caddy.RegisterModule(guest{}) }
+
+// guest is the only module of its namespace.
+type guest struct{}
+
+func (guest) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{ID: "suggest_test.guests.first", New: func() caddy.Module { return new(guest) }}
+}
+
+func TestModule(t *testing.T) {
+	for _, tc := range []struct{ namespace, name, want string }{
+		{"suggest_test.guests", "frist", "did you mean first?"},
+		{"suggest_test.guests", "other", "there are first"},
+		{"suggest_test.nobody", "first", "there are none"},
+	} {
+		if got := Module(tc.namespace, tc.name); got != tc.want {
+			t.Errorf("Module(%q, %q) = %q, want %q", tc.namespace, tc.name, got, tc.want)
+		}
+	}
+}
 
 func TestHint(t *testing.T) {
 	known := []string{"timeout", "interval", "rise", "fall", "idle_timeout"}

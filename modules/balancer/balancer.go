@@ -60,11 +60,7 @@ const namespace = "wayhouse.balancers"
 func UnmarshalCaddyfile(d *caddyfile.Dispenser) (json.RawMessage, error) {
 	policy := d.Val()
 	if _, err := caddy.GetModule(namespace + "." + policy); err != nil {
-		var known []string
-		for _, m := range caddy.GetModules(namespace) {
-			known = append(known, m.ID.Name())
-		}
-		return nil, d.Errf("unrecognized balancer %q; %s", policy, suggest.Hint(policy, known))
+		return nil, d.Errf("unrecognized balancer %q; %s", policy, suggest.Module(namespace, policy))
 	}
 	m, err := caddyfile.UnmarshalModule(d, namespace+"."+policy)
 	if err != nil {

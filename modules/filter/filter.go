@@ -118,7 +118,7 @@ type guest struct {
 
 func load(ctx caddy.Context, name string, raw json.RawMessage) (Filter, error) {
 	if _, err := caddy.GetModule(namespace + "." + name); err != nil {
-		return nil, fmt.Errorf(".filter: no filter is named %q; %s", name, suggest.Hint(name, kinds()))
+		return nil, fmt.Errorf(".filter: no filter is named %q; %s", name, suggest.Module(namespace, name))
 	}
 	mod, err := ctx.LoadModule(&guest{raw}, "Raw")
 	if err != nil {
@@ -214,25 +214,17 @@ func (c *Chain) Stop() {
 //	}
 func UnmarshalCaddyfile(d *caddyfile.Dispenser) (json.RawMessage, error) {
 	if !d.NextArg() {
-		return nil, d.Errf("filter: the kind is missing; %s", suggest.Hint("", kinds()))
+		return nil, d.Errf("filter: the kind is missing; %s", suggest.Module(namespace, ""))
 	}
 	kind := d.Val()
 	if _, err := caddy.GetModule(namespace + "." + kind); err != nil {
-		return nil, d.Errf("unrecognized filter %q; %s", kind, suggest.Hint(kind, kinds()))
+		return nil, d.Errf("unrecognized filter %q; %s", kind, suggest.Module(namespace, kind))
 	}
 	m, err := caddyfile.UnmarshalModule(d, namespace+"."+kind)
 	if err != nil {
 		return nil, err
 	}
 	return caddyconfig.JSONModuleObject(m, "filter", kind, nil), nil
-}
-
-func kinds() []string {
-	var names []string
-	for _, m := range caddy.GetModules(namespace) {
-		names = append(names, m.ID.Name())
-	}
-	return names
 }
 
 // placeOf is where the filter that ctx is for stands.

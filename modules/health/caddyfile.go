@@ -23,21 +23,13 @@ const namespace = "wayhouse.health_checks"
 func UnmarshalCaddyfile(d *caddyfile.Dispenser) (json.RawMessage, error) {
 	kind := d.Val()
 	if _, err := caddy.GetModule(namespace + "." + kind); err != nil {
-		return nil, d.Errf("unrecognized health check %q; %s", kind, suggest.Hint(kind, kinds()))
+		return nil, d.Errf("unrecognized health check %q; %s", kind, suggest.Module(namespace, kind))
 	}
 	m, err := caddyfile.UnmarshalModule(d, namespace+"."+kind)
 	if err != nil {
 		return nil, err
 	}
 	return caddyconfig.JSONModuleObject(m, "check", kind, nil), nil
-}
-
-func kinds() []string {
-	var names []string
-	for _, m := range caddy.GetModules(namespace) {
-		names = append(names, m.ID.Name())
-	}
-	return names
 }
 
 // block reads the options of a kind and those of every kind.

@@ -205,11 +205,7 @@ func kind(raw json.RawMessage, namespace, name, def string) (_ json.RawMessage, 
 func checkGuest(m map[string]json.RawMessage, namespace, name, id string) error {
 	info, err := caddy.GetModule(namespace + "." + id)
 	if err != nil {
-		var known []string
-		for _, other := range caddy.GetModules(namespace) {
-			known = append(known, other.ID.Name())
-		}
-		return fmt.Errorf("%s: there is no %s.%s; %s", name, namespace, id, suggest.Hint(id, known))
+		return fmt.Errorf("%s: there is no %s.%s; %s", name, namespace, id, suggest.Module(namespace, id))
 	}
 	options := maps.Clone(m)
 	delete(options, name)

@@ -21,11 +21,7 @@ import (
 func UnmarshalCaddyfile(d *caddyfile.Dispenser) (json.RawMessage, error) {
 	kind := d.Val()
 	if _, err := caddy.GetModule(namespace + "." + kind); err != nil {
-		var kinds []string
-		for _, m := range caddy.GetModules(namespace) {
-			kinds = append(kinds, m.ID.Name())
-		}
-		return nil, d.Errf("unrecognized resolver kind %q; %s", kind, suggest.Hint(kind, kinds))
+		return nil, d.Errf("unrecognized resolver kind %q; %s", kind, suggest.Module(namespace, kind))
 	}
 	m, err := caddyfile.UnmarshalModule(d, namespace+"."+kind)
 	if err != nil {

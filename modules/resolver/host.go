@@ -85,11 +85,7 @@ func guest(raw json.RawMessage) (kind string, options json.RawMessage, err error
 	}
 	info, err := caddy.GetModule(namespace + "." + kind)
 	if err != nil {
-		var kinds []string
-		for _, m := range caddy.GetModules(namespace) {
-			kinds = append(kinds, m.ID.Name())
-		}
-		return "", nil, fmt.Errorf("resolver: there is no %s.%s; %s", namespace, kind, suggest.Hint(kind, kinds))
+		return "", nil, fmt.Errorf("resolver: there is no %s.%s; %s", namespace, kind, suggest.Module(namespace, kind))
 	}
 	m = maps.Clone(m)
 	delete(m, inlineKey)

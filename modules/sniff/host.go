@@ -128,11 +128,7 @@ func CaddyfileOption(to *caddy.ModuleMap) caddyopt.Option {
 // load reads a module of a namespace from a dispenser that stands at its name.
 func load(d *caddyfile.Dispenser, in, what, name string) (any, error) {
 	if _, err := caddy.GetModule(in + "." + name); err != nil {
-		var known []string
-		for _, m := range caddy.GetModules(in) {
-			known = append(known, m.ID.Name())
-		}
-		return nil, d.Errf("unrecognized %s %q; %s", what, name, suggest.Hint(name, known))
+		return nil, d.Errf("unrecognized %s %q; %s", what, name, suggest.Module(in, name))
 	}
 	return caddyfile.UnmarshalModule(d, in+"."+name)
 }

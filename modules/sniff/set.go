@@ -185,9 +185,9 @@ func (s *Set) Get(name string) (*Named, error) {
 // Names are those that Get knows.
 func (s *Set) Names() []string {
 	names := slices.Collect(maps.Keys(s.byName))
-	for _, m := range caddy.GetModules(namespace) {
-		if s.byName[m.ID.Name()] == nil {
-			names = append(names, m.ID.Name())
+	for _, name := range suggest.Modules(namespace) {
+		if s.byName[name] == nil {
+			names = append(names, name)
 		}
 	}
 	slices.Sort(names)
