@@ -2,11 +2,12 @@ package native
 
 import (
 	"bytes"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"strconv"
 	"strings"
+
+	"github.com/wayhouse-proxy/wayhouse/internal/literal"
 )
 
 const (
@@ -55,26 +56,14 @@ func parsePatterns(s string) (patterns, error) {
 // parsePattern reads [@OFFSET ](hex:DIGITS|ascii:TEXT).
 func parsePattern(s string) (p pattern, err error) {
 	if rest, ok := strings.CutPrefix(s, "@"); ok {
-		number, literal, _ := strings.Cut(rest, " ")
+		number, after, _ := strings.Cut(rest, " ")
 		if p.offset, err = strconv.Atoi(number); err != nil || p.offset < 0 || p.offset > maxOffset {
 			return p, fmt.Errorf("the offset %q is not a number from 0 to %d", number, maxOffset)
 		}
-		s = strings.TrimSpace(literal)
+		s = strings.TrimSpace(after)
 	}
-	switch kind, text, _ := strings.Cut(s, ":"); kind {
-	case "hex":
-		if p.literal, err = hex.DecodeString(text); err != nil {
-			return p, fmt.Errorf("%q is not made of pairs of hexadecimal digits", text)
-		}
-	case "ascii":
-		p.literal = []byte(text)
-	default:
-		return p, errors.New("it is neither hex:DIGITS nor ascii:TEXT")
-	}
-	if len(p.literal) == 0 {
-		return p, errors.New("it is empty")
-	}
-	return p, nil
+	p.literal, err = literal.Parse(s)
+	return p, err
 }
 
 // match looks for the patterns in the first datagram, or in a stream so far.
