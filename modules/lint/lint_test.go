@@ -77,6 +77,8 @@ func TestRules(t *testing.T) {
 		"missing catch-all":                        {app: app("tcp", "", match(hello, toA), match(net10, toB)), want: "missing_catch_all " + routes},
 		"missing catch-all: an empty set is one":   {app: app("tcp", "", match(net10, toB), match(`{}`, toA))},
 		"handshake leak":                           {app: app("udp", "", sniffer("wireguard", toB), all), want: "handshake_leak " + routes + "[1]"},
+		"handshake leak: dtls":                     {app: app("udp", "", sniffer("dtls", toB), all), want: "handshake_leak " + routes + "[1]"},
+		"handshake leak: enet":                     {app: app("udp", "", sniffer("enet", toB), all), want: "handshake_leak " + routes + "[1]"},
 		"handshake leak: into nothing":             {app: app("udp", "", match(net10, toA), sniffer("wireguard", toB), `{"handle": [{"handler": "reject"}]}`)},
 		"undecided next: into nothing":             {app: app("tcp", `"peek": {"on_undecided": "next"}`, match(net10, toA), match(hello, toB), `{"handle": [{"handler": "reject"}]}`)},
 		"handshake leak: to the same pool":         {app: app("udp", "", sniffer("quic", toB), match(net10, toA), `{`+toB+`}`)},

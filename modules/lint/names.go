@@ -11,7 +11,9 @@ import (
 	"github.com/caddyserver/caddy/v2"
 
 	"github.com/wayhouse-proxy/wayhouse/internal/cidr"
+	listening "github.com/wayhouse-proxy/wayhouse/modules/listener"
 	"github.com/wayhouse-proxy/wayhouse/modules/pool"
+	resolving "github.com/wayhouse-proxy/wayhouse/modules/resolver"
 )
 
 // What is named, listed and timed.
@@ -130,14 +132,6 @@ func or(d *caddy.Duration, def time.Duration) time.Duration {
 	return time.Duration(*d)
 }
 
-// The defaults of the options that are compared.
-const (
-	connectTimeout  = 300 * time.Millisecond
-	idleTimeout     = 90 * time.Second
-	peekTimeout     = 250 * time.Millisecond
-	resolverTimeout = 40 * time.Millisecond
-)
-
 func poolTimeouts(d *document, found report) {
 	for _, name := range slices.Sorted(maps.Keys(d.app.Pools)) {
 		timeouts(d.app.Pools[name], "apps.wayhouse.pools."+name, found)
@@ -156,7 +150,7 @@ func timeouts(c *pool.Config, path string, found report) {
 	if c == nil {
 		return
 	}
-	connect, idle, life := or(c.ConnectTimeout, connectTimeout), or(c.IdleTimeout, idleTimeout), time.Duration(c.MaxLifetime)
+	connect, idle, life := or(c.ConnectTimeout, pool.DefaultConnectTimeout), or(c.IdleTimeout, pool.DefaultIdleTimeout), time.Duration(c.MaxLifetime)
 	if connect >= idle {
 		found("timeout_order", path+".connect_timeout", "%v is not below idle_timeout, %v: a flow would be idle for too long before it has begun", connect, idle)
 	}
@@ -168,12 +162,12 @@ func timeouts(c *pool.Config, path string, found report) {
 func listenerTimeouts(d *document, found report) {
 	for _, name := range d.names {
 		l := d.app.Listeners[name]
-		peek := or(l.Peek.Timeout, peekTimeout)
+		peek := or(l.Peek.Timeout, listening.DefaultPeekTimeout)
 		shortest, of := time.Duration(0), ""
 		for _, r := range l.Routes {
 			for _, h := range r.handlers {
 				if c := d.app.Pools[h.Pool]; h.Name == "pool" && c != nil {
-					if idle := or(c.IdleTimeout, idleTimeout); of == "" || idle < shortest {
+					if idle := or(c.IdleTimeout, pool.DefaultIdleTimeout); of == "" || idle < shortest {
 						shortest, of = idle, h.Pool
 					}
 				}
@@ -184,12 +178,12 @@ func listenerTimeouts(d *document, found report) {
 		}
 	}
 	d.each(func(l *listener, i int, path string) {
-		peek := or(l.Peek.Timeout, peekTimeout)
+		peek := or(l.Peek.Timeout, listening.DefaultPeekTimeout)
 		for k, h := range l.Routes[i].handlers {
 			if h.Name != "resolve" {
 				continue
 			}
-			if t := or(d.app.Resolvers[h.Resolver].Timeout, resolverTimeout); t > peek {
+			if t := or(d.app.Resolvers[h.Resolver].Timeout, resolving.DefaultTimeout); t > peek {
 				found("timeout_order", fmt.Sprintf("%s.handle[%d]", path, k), "the resolver %s may take %v, more than the listener's peek.timeout, %v: "+
 					"a client waits longer for an answer than it may take to say who it is; shorten the resolver's timeout, or lengthen the listener's", h.Resolver, t, peek)
 			}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/wayhouse-proxy/wayhouse/internal/literal"
 	"github.com/wayhouse-proxy/wayhouse/internal/ticket"
+	listening "github.com/wayhouse-proxy/wayhouse/modules/listener"
 	"github.com/wayhouse-proxy/wayhouse/modules/pool"
 )
 
@@ -130,7 +131,7 @@ func missingCatchAll(d *document, found report) {
 
 // handshakeOnly are sniffers that recognise a session by its first datagram
 // alone.
-var handshakeOnly = []string{"quic", "wireguard", "openvpn", "raknet", "teamspeak3"}
+var handshakeOnly = []string{"quic", "wireguard", "openvpn", "raknet", "teamspeak3", "dtls", "enet"}
 
 // handshake is the handshake-only sniffer that a route asks, "" when it asks
 // none.
@@ -261,12 +262,9 @@ func known(options string) int {
 	return len(b)
 }
 
-// peekMaxBytes is the default of peek.max_bytes.
-const peekMaxBytes = 4096
-
 func unseenBytes(d *document, found report) {
 	d.each(func(l *listener, i int, path string) {
-		seen := peekMaxBytes
+		seen := listening.DefaultPeekMaxBytes
 		if l.Peek.MaxBytes != nil {
 			seen = *l.Peek.MaxBytes
 		}

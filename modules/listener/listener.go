@@ -190,12 +190,14 @@ func (l *Limits) max(udp bool) int64 {
 	return *n
 }
 
-// Default values of Peek, and the most bytes caddy-l4's matchers look at.
+// The defaults of Peek.
 const (
-	defaultPeekTimeout  = 250 * time.Millisecond
-	defaultPeekMaxBytes = 4096
-	maxPeekBytes        = layer4.MaxMatchingBytes
+	DefaultPeekTimeout  = 250 * time.Millisecond
+	DefaultPeekMaxBytes = 4096
 )
+
+// maxPeekBytes is the most that caddy-l4's matchers look at.
+const maxPeekBytes = layer4.MaxMatchingBytes
 
 // budget is a Peek with the defaults filled in.
 type budget struct {
@@ -205,7 +207,7 @@ type budget struct {
 }
 
 func (p *Peek) budget() budget {
-	b := budget{defaultPeekTimeout, defaultPeekMaxBytes, onUndecidedRefuse}
+	b := budget{DefaultPeekTimeout, DefaultPeekMaxBytes, onUndecidedRefuse}
 	if p.Timeout != nil {
 		b.Timeout = time.Duration(*p.Timeout)
 	}
@@ -289,9 +291,9 @@ func (l *Listener) Validate() error {
 	}
 	switch {
 	case l.peek.Timeout <= 0:
-		return fmt.Errorf("%s.peek.timeout: %v is not above zero; leave it out for %v", l.path, l.peek.Timeout, defaultPeekTimeout)
+		return fmt.Errorf("%s.peek.timeout: %v is not above zero; leave it out for %v", l.path, l.peek.Timeout, DefaultPeekTimeout)
 	case l.peek.MaxBytes < 1 || l.peek.MaxBytes > maxPeekBytes:
-		return fmt.Errorf("%s.peek.max_bytes: %d is not from 1 to %d; leave it out for %d", l.path, l.peek.MaxBytes, maxPeekBytes, defaultPeekMaxBytes)
+		return fmt.Errorf("%s.peek.max_bytes: %d is not from 1 to %d; leave it out for %d", l.path, l.peek.MaxBytes, maxPeekBytes, DefaultPeekMaxBytes)
 	case l.peek.OnUndecided != onUndecidedRefuse && l.peek.OnUndecided != onUndecidedNext:
 		return fmt.Errorf("%s.peek.on_undecided: %q is neither %s nor %s", l.path, l.peek.OnUndecided, onUndecidedRefuse, onUndecidedNext)
 	}

@@ -93,6 +93,12 @@ type Config struct {
 	proxyopt.Options
 }
 
+// The defaults of the timeouts.
+const (
+	DefaultConnectTimeout = 300 * time.Millisecond
+	DefaultIdleTimeout    = 90 * time.Second
+)
+
 // PerBackend limits what one backend is given.
 type PerBackend struct {
 	// How many flows a backend may have at once. Default: no limit.
@@ -178,8 +184,8 @@ func or[T any](p *T, def T) T {
 // Validate has found good.
 func (c *Config) settings() Settings {
 	s := Settings{
-		ConnectTimeout:   time.Duration(or(c.ConnectTimeout, caddy.Duration(300*time.Millisecond))),
-		IdleTimeout:      time.Duration(or(c.IdleTimeout, caddy.Duration(90*time.Second))),
+		ConnectTimeout:   time.Duration(or(c.ConnectTimeout, caddy.Duration(DefaultConnectTimeout))),
+		IdleTimeout:      time.Duration(or(c.IdleTimeout, caddy.Duration(DefaultIdleTimeout))),
 		MaxLifetime:      time.Duration(c.MaxLifetime),
 		MaxTries:         or(c.MaxTries, 2),
 		Keepalive:        time.Duration(or(c.Keepalive, Keepalive(30*time.Second))),

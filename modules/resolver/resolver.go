@@ -123,8 +123,10 @@ type Cache struct {
 	MaxEntries int `json:"max_entries,omitempty"`
 }
 
+// DefaultTimeout is the default of timeout.
+const DefaultTimeout = 40 * time.Millisecond
+
 const (
-	defaultTimeout        = 40 * time.Millisecond
 	defaultConnectTimeout = 300 * time.Millisecond
 	defaultIdleTimeout    = 90 * time.Second
 	defaultPositiveTTL    = 30 * time.Second
@@ -145,7 +147,7 @@ func or[T any](p **T, def T) {
 
 // Provision sets the defaults. Load calls it.
 func (s *Settings) Provision(caddy.Context) error {
-	or(&s.Timeout, caddy.Duration(defaultTimeout))
+	or(&s.Timeout, caddy.Duration(DefaultTimeout))
 	or(&s.TargetConnectTimeout, caddy.Duration(defaultConnectTimeout))
 	or(&s.TargetIdleTimeout, caddy.Duration(defaultIdleTimeout))
 	if s.OnError == "" {
@@ -184,7 +186,7 @@ func (s *Settings) Validate() error {
 		d   *caddy.Duration
 		def time.Duration
 	}{
-		{"timeout", s.Timeout, defaultTimeout},
+		{"timeout", s.Timeout, DefaultTimeout},
 		{"target_connect_timeout", s.TargetConnectTimeout, defaultConnectTimeout},
 		{"target_idle_timeout", s.TargetIdleTimeout, defaultIdleTimeout},
 	} {
