@@ -1,6 +1,7 @@
 package listener_test
 
 import (
+	"bytes"
 	"fmt"
 	"io"
 	"net"
@@ -10,6 +11,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/mholt/caddy-l4/layer4"
 
+	"github.com/wayhouse-proxy/wayhouse/internal/firstpackets"
 	"github.com/wayhouse-proxy/wayhouse/internal/relay"
 	"github.com/wayhouse-proxy/wayhouse/internal/relay/tcprelay"
 	"github.com/wayhouse-proxy/wayhouse/internal/testkit"
@@ -156,11 +158,16 @@ func TestLooking(t *testing.T) {
 const handshake = "\x17\x00\xff\x05\x10play.example.com\x63\xdd\x02"
 
 // decided are routes that a worker decides, and what decides them.
-var decided = map[string]struct{ match, first string }{
-	"first_bytes":          {`{"first_bytes": {"prefix": "ascii:hello"}}`, "hello there"},
-	"first_bytes and port": {`{"first_bytes": {"prefix": "ascii:hello"}, "port": {"ports": ["1-65535"]}}`, "hello there"},
-	"sniffer":              {`{"sniffer": {"name": "minecraft", "host": ["play.example.com"]}}`, handshake},
-	"regexp of caddy-l4":   {`{"regexp": {"pattern": "^hell", "count": 4}}`, "hello there"},
+func decided(t testing.TB) map[string]struct{ match, first string } {
+	c := firstpackets.One(t, "tls-chrome133")
+	hello := string(bytes.Join(c.Data(t), nil))
+	return map[string]struct{ match, first string }{
+		"first_bytes":          {`{"first_bytes": {"prefix": "ascii:hello"}}`, "hello there"},
+		"first_bytes and port": {`{"first_bytes": {"prefix": "ascii:hello"}, "port": {"ports": ["1-65535"]}}`, "hello there"},
+		"sni":                  {`{"sni": {"host": ["*.example.com"]}}`, hello},
+		"sniffer":              {`{"sniffer": {"name": "minecraft", "host": ["play.example.com"]}}`, handshake},
+		"regexp of caddy-l4":   {`{"regexp": {"pattern": "^hell", "count": 4}}`, "hello there"},
+	}
 }
 
 // decide is what the engine does for a connection that is looked at once.
@@ -187,7 +194,7 @@ func decide(t testing.TB, match string) (once func(first []byte) bool) {
 // TestDecidingAllocatesNothing holds what a route that our own matchers decide
 // costs: nothing that the collector has to find.
 func TestDecidingAllocatesNothing(t *testing.T) {
-	for name, tc := range decided {
+	for name, tc := range decided(t) {
 		t.Run(name, func(t *testing.T) {
 			once, first := decide(t, tc.match), []byte(tc.first)
 			if !once(first) {
@@ -218,7 +225,7 @@ func BenchmarkDecide(b *testing.B) {
 		})
 	}
 	run("no matcher", `{}`, "")
-	for name, tc := range decided {
+	for name, tc := range decided(b) {
 		run(name, tc.match, tc.first)
 	}
 }
