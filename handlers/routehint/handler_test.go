@@ -197,3 +197,43 @@ func TestCaddyfile(t *testing.T) {
 		}
 	}
 }
+
+// TestFullTable has as many hints as there may be: the next one is refused with
+// the reason, and those that are there still send their clients.
+func TestFullTable(t *testing.T) {
+	config := kit.App(kit.M{"l": kit.With(kit.Listener([]string{"udp/127.0.0.1:0"}, kit.Route(kit.M{"handler": "pool", "pool": "lobby"})), kit.M{"route_hint": true})},
+		kit.M{"lobby": kit.Pool(named(t, "lobby")), "survival": kit.Pool(named(t, "survival"))})
+	api := load(t, config)
+	push := func(client string) (int, string) {
+		t.Helper()
+		return call(t, "POST", api+"/route-hint", `{"src_ip": "`+client+`", "pool": "survival", "ttl_sec": 3600}`)
+	}
+	if status, answer := push("127.0.0.9"); status != 204 {
+		t.Fatalf("%d %s", status, answer)
+	}
+	defer func() {
+		for h := range intent.RouteHints.All {
+			intent.RouteHints.Delete(h.Client)
+		}
+	}()
+	for i := 0; intent.RouteHints.Set(netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}), "survival", time.Hour); i++ {
+	}
+	if n := intent.RouteHints.Len(); n != 200000 {
+		t.Fatalf("the table is full with %d hints", n)
+	}
+	if status, answer := push("127.0.0.8"); status != 503 || !strings.Contains(answer, "there are 200000 hints already") {
+		t.Errorf("one more: %d %s", status, answer)
+	}
+	goes(t, "127.0.0.8", "l", "lobby")
+	goes(t, "127.0.0.9", "l", "survival")
+	if status, answer := push("127.0.0.9"); status != 204 {
+		t.Errorf("a client with a hint: %d %s", status, answer)
+	}
+	if status, answer := call(t, "DELETE", api+"/route-hints/10.0.0.1", ""); status != 204 {
+		t.Fatalf("%d %s", status, answer)
+	}
+	if status, answer := push("127.0.0.8"); status != 204 {
+		t.Errorf("with room again: %d %s", status, answer)
+	}
+	goes(t, "127.0.0.8", "l", "survival")
+}

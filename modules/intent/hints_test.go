@@ -138,3 +138,45 @@ func TestGetDoesNotAllocate(t *testing.T) {
 		t.Errorf("%v allocations", n)
 	}
 }
+
+// TestFull fills a table as large as that of the process: hints that are there
+// stay, their clients may be sent elsewhere, and each that ends or is taken back
+// makes room for one.
+func TestFull(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := NewHints(MaxHints)
+		client := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}) }
+		for i := range MaxHints {
+			ttl := time.Hour
+			if i < 10 {
+				ttl = time.Second
+			}
+			if !h.Set(client(i), "a", ttl) {
+				t.Fatalf("no room for hint %d", i)
+			}
+		}
+		next := MaxHints
+		adds := func(want bool) {
+			t.Helper()
+			if got := h.Set(client(next), "b", time.Hour); got != want {
+				t.Fatalf("hint %d was taken: %v, with %d in the table", next, got, h.Len())
+			}
+			next++
+		}
+		adds(false)
+		if !h.Set(client(5000), "b", time.Hour) || get(h, client(5000)) != "b" || get(h, client(4999)) != "a" {
+			t.Error("a client with a hint cannot be sent elsewhere")
+		}
+		h.Delete(client(6000))
+		adds(true)
+		adds(false)
+		time.Sleep(time.Second)
+		for range 10 {
+			adds(true)
+		}
+		adds(false)
+		if n := h.Len(); n != MaxHints {
+			t.Errorf("%d hints, want %d", n, MaxHints)
+		}
+	})
+}
