@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -64,6 +65,17 @@ func withLocals(n int, code ...[]byte) []byte {
 
 func nested(n int) []byte { return cat(repeat(n, opBlock, 0x40), repeat(n, opEnd)) }
 
+// fills are n instructions in a row that fill 16 MiB of memory each.
+func fills(n int) []byte {
+	return repeat(n, cat([]byte{opI32Const, 0, opI32Const, 0, opI32Const}, appendS32(nil, 16<<20), []byte{opMisc, 11, 0})...)
+}
+
+// withMemory is a module whose function f, of this code, has 16 MiB of memory.
+func withMemory(code []byte) []byte {
+	body := cat([]byte{0}, code, []byte{opEnd})
+	return module(oneType, section(secFunction, vec([]byte{0})), section(secMemory, []byte{1, 0, 0x80, 0x02}), exporting, section(secCode, vec(sized(body))))
+}
+
 func ifs(n int) []byte { return repeat(n, opI32Const, 0, opIf, 0x40, opElse, opEnd) }
 
 // Each of these would cost a compiler seconds or gigabytes.
@@ -80,13 +92,15 @@ func TestBombsAreRefused(t *testing.T) {
 		"locals over all functions": {module(oneType, section(secFunction, u(100), repeat(100, 0)), section(secCode, u(100), repeat(100, sized(cat([]byte{1}, u(4000), []byte{I32, opEnd}))...))), "locals together"},
 		"locals that wrap":          {module(oneType, section(secFunction, vec([]byte{0})), section(secCode, vec(sized(cat([]byte{2}, u(4000), []byte{I32}, u(1<<32-1), []byte{I32, opEnd}))))), "locals"},
 		"20k nested blocks":         {withLocals(1, nested(20_000)), "nested blocks"},
-		"200k nested blocks":        {withLocals(1, nested(80_000)), "nested blocks"},
+		"the most nested blocks":    {withLocals(1, nested(80_000)), "nested blocks"},
+		"200k nested blocks":        {withLocals(1, nested(200_000)), "bytes of code"},
 		"nested blocks often":       {module(oneType, funcs(100, nested(1000))), "too long"},
 		"1 M functions":             {module(oneType, funcs(1_000_000)), "functions"},
 		"1 M types":                 {module(section(secType, u(1_000_000), repeat(1_000_000, 0x60, 0, 0))), "types"},
 		"1 M globals":               {module(section(secGlobal, u(1_000_000), repeat(1_000_000, I32, 0, opI32Const, 0, opEnd))), "globals"},
 		"8 MiB of code":             {module(oneType, funcs(1, repeat(8<<20-100, 0x01))), "bytes of code"},
 		"2 MiB of loads":            {module(oneType, section(secFunction, u(8), repeat(8, 0)), section(secMemory, []byte{1, 0, 1}), section(secCode, u(8), repeat(8, sized(cat([]byte{1, 1, I32}, repeat(28_000, opLocalGet, 0, 0x28, 2, 0, opLocalSet, 0), []byte{opEnd}))...))), "too long"},
+		"10^6 fills of 16 MiB":      {withMemory(fills(1_000_000)), "bytes of code"},
 		"a br_table of 1 M":         {withLocals(1, []byte{opI32Const, 0, opBrTable}, u(1_000_000), repeat(1_000_001, 0)), "bytes of code"},
 		"a br_table of 100,000":     {withLocals(1, []byte{opI32Const, 0, opBrTable}, u(100_000), repeat(100_001, 0)), "targets"},
 		"1 M data segments":         {module(section(secMemory, []byte{1, 0, 1}), section(secData, u(1_000_000), repeat(1_000_000, 1, 0))), "data segments"},
@@ -122,8 +136,21 @@ func TestBombsAreRefused(t *testing.T) {
 		"an inner start":     {module(oneType, section(secFunction, vec([]byte{0})), section(secStart, []byte{1})), "no function 1"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if _, err := Walk(tc.in, &testLimits); err == nil || !strings.Contains(err.Error(), tc.want) {
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			began := time.Now()
+			_, err := Walk(tc.in, &testLimits)
+			took := time.Since(began)
+			runtime.ReadMemStats(&after)
+			if err == nil || !strings.Contains(err.Error(), tc.want) {
 				t.Errorf("Walk = %v, want an error with %q", err, tc.want)
+			}
+			if n := after.TotalAlloc - before.TotalAlloc; n > 100*uint64(len(tc.in))+64<<10 {
+				t.Errorf("%d bytes were allocated for %d", n, len(tc.in))
+			}
+			t.Logf("%d bytes refused in %v", len(tc.in), took)
+			if testkit.Soak() && !testkit.Race && took > 50*time.Millisecond {
+				t.Errorf("refused after %v", took)
 			}
 		})
 	}
@@ -210,10 +237,18 @@ func TestDeadlineStopsCodeWithoutLoops(t *testing.T) {
 		bodies = append(bodies, sized(cat([]byte{0, opCall}, u(i+1), []byte{opCall}, u(i+1), []byte{opEnd})))
 	}
 	bodies = append(bodies, sized([]byte{0, opEnd}))
-	fill := cat([]byte{0}, repeat(300, cat([]byte{opI32Const, 0, opI32Const, 0, opI32Const}, appendS32(nil, 16<<20), []byte{opMisc, 11, 0})...), []byte{opEnd})
+	most := 1 << 20
+	for ; most > 1; most /= 2 { // that are let through
+		if _, err := Walk(withMemory(fills(most)), &testLimits); err == nil {
+			break
+		}
+	}
+	if t.Logf("%d fills in a row", most); most < 1000 {
+		t.Errorf("no more than %d fills in a row are let through", most)
+	}
 	for name, in := range map[string][]byte{
 		"calls": module(oneType, section(secFunction, u(61), repeat(61, 0)), exporting, section(secCode, vec(bodies...))),
-		"fills": module(oneType, section(secFunction, vec([]byte{0})), section(secMemory, []byte{1, 0, 0x80, 0x02}), exporting, section(secCode, vec(sized(fill)))),
+		"fills": withMemory(fills(most)),
 	} {
 		t.Run(name, func(t *testing.T) {
 			ctx, r := newRuntime(t)
