@@ -71,6 +71,7 @@ func Load(ctx caddy.Context, name string, raw json.RawMessage, known func(pool s
 		return nil, err
 	}
 	h.uses.Store(1)
+	live.add(h)
 	return h, nil
 }
 
@@ -96,7 +97,9 @@ func guest(raw json.RawMessage) (kind string, options json.RawMessage, err error
 }
 
 // Cleanup gives back what Load took, when the calls under way have returned.
+// Flows that have begun under this config may still ask; see call.
 func (h *Host) Cleanup() error {
+	live.drop(h)
 	h.release()
 	return nil
 }
@@ -230,11 +233,14 @@ func (h *Host) ask(r *Request) (Answer, error) {
 	return Answer{}, err
 }
 
-// call calls the resolver. A panic of it is an error: it must not end flows
-// that wait for the same answer.
+// call calls the resolver, or the one that has the name now: a reload must not
+// end flows that it overtakes before they ask. A panic of it is an error: it
+// must not end flows that wait for the same answer.
 func (h *Host) call(ctx context.Context, r *Request) (a Answer, err error) {
-	if !h.acquire() {
-		return Answer{}, errGone
+	for !h.acquire() {
+		if h = live.named(h.name); h == nil {
+			return Answer{}, errGone
+		}
 	}
 	defer h.release()
 	if err := h.shared.enter(ctx); err != nil {

@@ -274,7 +274,7 @@ func TestCloseWaitsForCalls(t *testing.T) {
 		result <- err
 	}()
 	<-begun
-	h.release() // as Cleanup does, which hosted calls again
+	h.Cleanup() // which hosted calls again
 	if f.closed.Load() {
 		t.Error("closed under a call")
 	}
@@ -291,6 +291,29 @@ func TestCloseWaitsForCalls(t *testing.T) {
 	h.uses.Store(1) // for Cleanup
 	if _, err := takeShared(h.key, nil); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// A flow that a reload overtakes before it asks is answered by the resolver that
+// has the name now.
+func TestOvertakenByReload(t *testing.T) {
+	load := func(pool string) *Host {
+		does.Store(pool, resolve(func(context.Context, *Request) (Answer, error) { return Answer{Pool: pool}, nil }))
+		h, err := open(t, fmt.Sprintf(`{"resolver": "fake", "id": %q}`, pool))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return h
+	}
+	old := load("pool-old")
+	next := load("pool-new")
+	old.Cleanup()
+	if a, err := old.Resolve(from("203.0.113.7")); err != nil || a.Pool != "pool-new" {
+		t.Errorf("after a reload: %v, %v, want the answer of the new one", a, err)
+	}
+	next.Cleanup()
+	if _, err := old.Resolve(from("203.0.113.7")); !errors.Is(err, errGone) {
+		t.Errorf("after the end: %v", err)
 	}
 }
 

@@ -2,6 +2,7 @@ package resolver
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 
@@ -90,3 +91,34 @@ func (s *shared) enter(ctx context.Context) error {
 }
 
 func (s *shared) leave() { <-s.slots }
+
+// hosts are those that have not been cleaned up, in the order in which they
+// came.
+type hosts struct {
+	mu  sync.Mutex
+	all []*Host
+}
+
+var live hosts
+
+func (l *hosts) add(h *Host) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.all = append(l.all, h)
+}
+
+func (l *hosts) drop(h *Host) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.all = slices.DeleteFunc(l.all, func(o *Host) bool { return o == h })
+}
+
+// named is the first of that name, nil when there is none.
+func (l *hosts) named(name string) *Host {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if i := slices.IndexFunc(l.all, func(h *Host) bool { return h.name == name }); i >= 0 {
+		return l.all[i]
+	}
+	return nil
+}
