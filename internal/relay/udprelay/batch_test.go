@@ -90,11 +90,18 @@ func FuzzControl(f *testing.F) {
 	n := c.put(0, unix.IPPROTO_IPV6, unix.IPV6_PKTINFO, make([]byte, unix.SizeofInet6Pktinfo))
 	n = c.put(n, unix.SOL_UDP, unix.UDP_GRO, []byte{200, 0, 0, 0})
 	f.Add(bytes.Clone(c.bytes()[:n]))
+	n = c.put(0, unix.IPPROTO_IPV6, unix.IPV6_ORIGDSTADDR, make([]byte, unix.SizeofSockaddrInet6))
+	f.Add(bytes.Clone(c.bytes()[:n]))
+	n = c.put(0, unix.IPPROTO_IP, unix.IP_ORIGDSTADDR, append([]byte{unix.AF_INET, 0, 1, 2}, make([]byte, 12)...))
+	f.Add(bytes.Clone(c.bytes()[:n]))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var c control
 		n := copy(c.bytes(), b)
 		segment(&c, n)
 		pktinfo(&c, n)
+		if a, port, ok := origdst(&c, n); !ok && (port != 0 || a != [16]byte{}) {
+			t.Errorf("%v and port %d of no address", a, port)
+		}
 	})
 }
 
@@ -110,5 +117,29 @@ func TestControl(t *testing.T) {
 	}
 	if a, ok := pktinfo(&c, n); !ok || a[0] != 7 || a[15] != 7 {
 		t.Errorf("pktinfo %v, %v", a, ok)
+	}
+	if a, _, ok := origdst(&c, n); ok {
+		t.Errorf("the address before a redirection is %v where none is told", a)
+	}
+	for name, tc := range map[string]struct {
+		level, typ int32
+		raw        []byte
+		want       string
+	}{
+		"IPv4":        {unix.IPPROTO_IP, unix.IP_ORIGDSTADDR, append([]byte{unix.AF_INET, 0, 0x1e, 0x61, 192, 0, 2, 1}, make([]byte, 8)...), "192.0.2.1:7777"},
+		"IPv6":        {unix.IPPROTO_IPV6, unix.IPV6_ORIGDSTADDR, append(append([]byte{unix.AF_INET6, 0, 0x1e, 0x61, 0, 0, 0, 0}, bytes.Repeat([]byte{0x20}, 16)...), 0, 0, 0, 0), "[2020:2020:2020:2020:2020:2020:2020:2020]:7777"},
+		"cut off":     {unix.IPPROTO_IPV6, unix.IPV6_ORIGDSTADDR, make([]byte, unix.SizeofSockaddrInet6-1), ""},
+		"IPv4 of one": {unix.IPPROTO_IP, unix.IP_ORIGDSTADDR, make([]byte, unix.SizeofSockaddrInet4-1), ""},
+	} {
+		var c control
+		n := c.put(0, unix.SOL_UDP, unix.UDP_GRO, []byte{200, 0, 0, 0})
+		n = c.put(n, tc.level, tc.typ, tc.raw)
+		got := ""
+		if a, port, ok := origdst(&c, n); ok {
+			got = addrPort(a, port).String()
+		}
+		if got != tc.want {
+			t.Errorf("%s: the address before a redirection is %q, want %q", name, got, tc.want)
+		}
 	}
 }
