@@ -5,10 +5,12 @@
 package doctor
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
+	"os"
 	"strconv"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -40,20 +42,21 @@ type State struct {
 	Files   uint64            // descriptors it may have
 	Sysctls map[string]string // those that are there, by name
 
-	Rules  []Rule  // policy rules that look at marks
-	Routes []Route // local ones
-	Tproxy []Tproxy
-	Marked bool  // a rule marks what belongs to transparent sockets
-	NoNft  error // why Tproxy and Marked are not known
+	Rules    []Rule  // policy rules that look at marks
+	Routes   []Route // local ones
+	NoRoutes error   // why these are not known
+	Filter   Filter
+	NoFilter error // why not all of that is known
 
-	GSO, GRO bool
+	NoOffload error // why nftables cannot be used by this process
+	GSO, GRO  bool
 }
 
 // Rule is a policy rule.
 type Rule struct {
-	V6    bool
-	Mark  uint64
-	Table string
+	V6         bool
+	Mark, Mask uint64
+	Table      string
 }
 
 // Route is a local route: what it covers is this host's.
@@ -62,33 +65,33 @@ type Route struct {
 	To    netip.Prefix
 }
 
-// Tproxy is a rule that redirects.
-type Tproxy struct {
-	Family string // ip, ip6, or "" for both
-	Port   uint16
-	Mark   uint64
-}
-
 // Needs is what a config asks for.
 type Needs struct {
 	LowPorts    []uint16       // ports below 1024
+	UDPPorts    []uint16       // in order
+	Binds       []netip.Addr   // that listeners are bound to and the host has to have
+	From        []netip.Addr   // source_addresses of pools
 	Transparent []Redirect     // of transparent listeners
 	Prefixes    []netip.Prefix // of listeners
-	Flows       int64          // sockets it may have by its limits; 0: no limit
+	Conns       int64          // max_connections; 0: no limit
 	Sessions    int64          // max_udp_sessions
 	Sources     int            // fewest source addresses of a pool, at least 1
+	Offload     bool
 }
 
 // Redirect is a port that redirected traffic goes to.
 type Redirect struct {
-	V6   bool
-	Port uint16
+	V6     bool
+	Port   uint16
+	Protos Protos
 }
 
 // Check applies every check.
 func Check(s *State, n *Needs) []Finding {
 	var found []Finding
-	for _, check := range []func(*State, *Needs) []Finding{capabilities, files, ports, buffers, prefixes, redirection, reversePath, offloads} {
+	for _, check := range []func(*State, *Needs) []Finding{
+		capabilities, files, ports, buffers, conntrack, kernelHelp, offloads, addresses, redirection, returnPath, reversePath,
+	} {
 		found = append(found, check(s, n)...)
 	}
 	return found
@@ -122,8 +125,9 @@ func capabilities(s *State, n *Needs) (found []Finding) {
 const spareFiles = 128
 
 func files(s *State, n *Needs) []Finding {
-	want := uint64(n.Flows) + spareFiles
-	if n.Flows == 0 || s.Files >= want {
+	flows := 2*n.Conns + n.Sessions // a connection has the client's socket and the backend's
+	want := uint64(flows) + spareFiles
+	if flows == 0 || s.Files >= want {
 		return nil
 	}
 	return []Finding{{"files", Wrong, fmt.Sprintf("the limits let in flows with %d descriptors, and the process may have %d", want, s.Files), fmt.Sprintf("ulimit -n %d   # LimitNOFILE=%d in the systemd unit", want, want)}}
@@ -156,84 +160,62 @@ func buffers(s *State, _ *Needs) (found []Finding) {
 	return found
 }
 
-// prefixes looks whether the host takes the addresses of prefixes for its own.
-func prefixes(s *State, n *Needs) (found []Finding) {
-	for _, p := range n.Prefixes {
-		if !s.local("local", p) {
-			found = append(found, Finding{"prefix", Wrong, fmt.Sprintf("the host does not take the addresses of %s for its own", p), fmt.Sprintf("ip %s route add local %s dev lo", family(!p.Addr().Is4()), p)})
-		}
-	}
-	return found
-}
-
-// local reports whether a table has a local route over all of a prefix.
-func (s *State) local(table string, p netip.Prefix) bool {
-	return slices.ContainsFunc(s.Routes, func(r Route) bool {
-		return r.Table == table && r.To.Addr().Is4() == p.Addr().Is4() && r.To.Bits() <= p.Bits() && r.To.Contains(p.Addr())
-	})
-}
-
-func family(v6 bool) string {
-	if v6 {
-		return "-6"
-	}
-	return "-4"
-}
-
-func redirection(s *State, n *Needs) (found []Finding) {
-	if len(n.Transparent) == 0 {
+// conntrack looks at the table in which the kernel keeps connections, where a
+// rule has it do so.
+func conntrack(s *State, n *Needs) (found []Finding) {
+	most, ok := s.number("net.netfilter.nf_conntrack_max")
+	have, _ := s.number("net.netfilter.nf_conntrack_count")
+	if !ok || !s.Filter.Tracked && have == 0 {
 		return nil
 	}
-	if s.NoNft != nil {
-		return []Finding{{"redirection", Tight, fmt.Sprintf("the rules that redirect cannot be looked at: %v", s.NoNft), "apt-get install nftables   # and run this as root"}}
+	add := func(level Level, text, fix string) {
+		found = append(found, Finding{"conntrack", level, text, fix})
 	}
-	checked := make(map[bool]bool)
-	for _, r := range n.Transparent {
-		ip, every := "ip", netip.MustParsePrefix("0.0.0.0/0")
-		if r.V6 {
-			ip, every = "ip6", netip.MustParsePrefix("::/0")
-		}
-		i := slices.IndexFunc(s.Tproxy, func(t Tproxy) bool { return (t.Family == ip || t.Family == "") && t.Port == r.Port })
-		if i < 0 {
-			found = append(found, Finding{"redirection", Wrong, fmt.Sprintf("no rule redirects %s traffic to port %d", ip, r.Port),
-				fmt.Sprintf("nft add rule inet wayhouse prerouting %s daddr NETWORK meta l4proto '{ tcp, udp }' th dport %d tproxy %s to :%d meta mark set 1 accept", ip, r.Port, ip, r.Port)})
-			continue
-		}
-		if checked[r.V6] {
-			continue
-		}
-		checked[r.V6] = true
-		mark := s.Tproxy[i].Mark
-		k := slices.IndexFunc(s.Rules, func(rule Rule) bool { return rule.V6 == r.V6 && rule.Mark == mark && mark != 0 })
-		switch {
-		case mark == 0:
-			found = append(found, Finding{"redirection", Wrong, fmt.Sprintf("the rule that redirects to port %d sets no mark, by which it would be delivered to this host", r.Port), "add \"meta mark set 1\" to the rule"})
-		case k < 0:
-			found = append(found, Finding{"policy route", Wrong, fmt.Sprintf("no rule looks up what is marked %d, so that it is not delivered to this host", mark), fmt.Sprintf("ip %s rule add fwmark %d lookup 100", family(r.V6), mark)})
-		case !s.local(s.Rules[k].Table, every):
-			found = append(found, Finding{"policy route", Wrong, fmt.Sprintf("table %s does not deliver everything to this host", s.Rules[k].Table), fmt.Sprintf("ip %s route add local %s dev lo table %s", family(r.V6), every, s.Rules[k].Table)})
-		}
+	more := func(want int64) string { return fmt.Sprintf("sysctl -w net.netfilter.nf_conntrack_max=%d", want) }
+	if have >= most-most/10 {
+		add(Wrong, fmt.Sprintf("the kernel tracks %d connections of at most %d: what is new is soon dropped", have, most), more(2*most))
 	}
-	if !s.Marked {
-		found = append(found, Finding{"return path", Wrong, "no rule marks what backends answer to the clients' addresses, so that it is not delivered to this host",
-			"nft add rule inet wayhouse prerouting meta l4proto '{ tcp, udp }' socket transparent 1 meta mark set 1 accept"})
+	tracksUDP := len(n.UDPPorts) > 0 && s.Filter.NoTrack&UDP == 0
+	want := 2 * n.Conns // from the client, and to the backend
+	if tracksUDP {
+		want += 2 * n.Sessions
+	}
+	if want > most {
+		add(Tight, fmt.Sprintf("the limits let in flows that are %d tracked connections, and the kernel tracks at most %d", want, most), more(want))
+	}
+	if tracksUDP {
+		add(Tight, fmt.Sprintf("the kernel tracks UDP here: a flood from many addresses fills its table of %d connections, whatever filters say", most),
+			fmt.Sprintf("nft 'table inet untracked { chain in { type filter hook prerouting priority raw; udp dport { %s } notrack; }; chain out { type filter hook output priority raw; udp sport { %[1]s } notrack; }; }'", portSet(n.UDPPorts)))
 	}
 	return found
 }
 
-// reversePath looks for interfaces that drop what comes from where answers would
-// not go, which is what backends send from a client's address's point of view.
-func reversePath(s *State, n *Needs) (found []Finding) {
-	if len(n.Transparent) == 0 {
-		return nil
-	}
-	for name, v := range s.Sysctls {
-		if v == "1" && isReversePath(name) {
-			found = append(found, Finding{"return path", Wrong, name + " is 1: what is redirected may be dropped", "sysctl -w " + name + "=2"})
+// portSet writes ports in order as nft has them.
+func portSet(ports []uint16) string {
+	var parts []string
+	for len(ports) > 0 {
+		n := 1
+		for n < len(ports) && ports[n] == ports[n-1]+1 {
+			n++
 		}
+		part := strconv.Itoa(int(ports[0]))
+		if n > 1 {
+			part = fmt.Sprintf("%d-%d", ports[0], ports[n-1])
+		}
+		parts, ports = append(parts, part), ports[n:]
 	}
-	slices.SortFunc(found, func(a, b Finding) int { return cmpString(a.Text, b.Text) })
-	return found
+	return strings.Join(parts, ", ")
+}
+
+// kernelHelp looks whether the option offload can be had.
+func kernelHelp(s *State, n *Needs) []Finding {
+	switch {
+	case !n.Offload || s.NoOffload == nil:
+		return nil
+	case errors.Is(s.NoOffload, os.ErrPermission):
+		return []Finding{{"nftables", Wrong, fmt.Sprintf("offload: %v", s.NoOffload), "setcap cap_net_admin+ep $(command -v wayhouse)"}}
+	}
+	return []Finding{{"nftables", Wrong, fmt.Sprintf("offload: %v", s.NoOffload), "modprobe -a nf_tables nft_fib_inet"}}
 }
 
 func offloads(s *State, _ *Needs) (found []Finding) {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
+	"math"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -14,9 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/wayhouse-proxy/wayhouse/internal/relay/udprelay"
+	"github.com/wayhouse-proxy/wayhouse/modules/offload"
 )
-
-func cmpString(a, b string) int { return cmp.Compare(a, b) }
 
 // Gather looks at this host, and at this process for what it may do.
 func Gather() *State {
@@ -34,7 +34,9 @@ func Gather() *State {
 	}
 	for _, name := range []string{
 		"net.ipv4.ip_local_port_range", "net.ipv4.ip_unprivileged_port_start",
+		"net.ipv4.ip_nonlocal_bind", "net.ipv6.ip_nonlocal_bind",
 		"net.core.somaxconn", "net.core.rmem_max", "net.core.wmem_max",
+		"net.netfilter.nf_conntrack_max", "net.netfilter.nf_conntrack_count",
 	} {
 		s.sysctl(name, filepath.Join("/proc/sys", strings.ReplaceAll(name, ".", "/")))
 	}
@@ -43,7 +45,8 @@ func Gather() *State {
 		s.sysctl("net.ipv4.conf."+filepath.Base(filepath.Dir(f))+".rp_filter", f)
 	}
 	s.policy()
-	s.nft()
+	s.filter()
+	s.NoOffload = offload.Usable()
 	s.GSO, s.GRO = udprelay.Offload()
 	return s
 }
@@ -60,22 +63,25 @@ func isReversePath(name string) bool {
 	return strings.HasSuffix(name, ".rp_filter") && !strings.HasSuffix(name, ".default.rp_filter")
 }
 
-// policy reads rules that look at marks, and local routes. A host without the
-// command ip is as one without either.
+// policy reads rules that look at marks, and local routes.
 func (s *State) policy() {
 	for _, v := range []string{"-4", "-6"} {
-		var rules []struct{ Fwmark, Table string }
-		if ask(&rules, "ip", "-j", v, "rule", "show") != nil {
-			continue
+		var rules []struct{ Fwmark, Fwmask, Table string }
+		if s.NoRoutes = ask(&rules, "ip", "-j", v, "rule", "show"); s.NoRoutes != nil {
+			return
 		}
 		for _, r := range rules {
 			if mark, err := strconv.ParseUint(r.Fwmark, 0, 64); err == nil {
-				s.Rules = append(s.Rules, Rule{v == "-6", mark, r.Table})
+				mask, err := strconv.ParseUint(r.Fwmask, 0, 64)
+				if err != nil {
+					mask = math.MaxUint32
+				}
+				s.Rules = append(s.Rules, Rule{v == "-6", mark, mask, r.Table})
 			}
 		}
 		var routes []struct{ Type, Dst, Table string }
-		if ask(&routes, "ip", "-j", v, "route", "show", "table", "all") != nil {
-			continue
+		if s.NoRoutes = ask(&routes, "ip", "-j", v, "route", "show", "table", "all"); s.NoRoutes != nil {
+			return
 		}
 		for _, r := range routes {
 			if r.Type == "local" {
@@ -100,62 +106,19 @@ func parseRoute(dst string, v6 bool) (netip.Prefix, error) {
 	return netip.PrefixFrom(a, a.BitLen()), err
 }
 
-// nft reads the rules that redirect.
-func (s *State) nft() {
-	var set struct {
-		Nftables []struct {
-			Rule struct{ Expr []map[string]json.RawMessage }
-		}
-	}
-	if s.NoNft = ask(&set, "nft", "-j", "list", "ruleset"); s.NoNft != nil {
-		return
-	}
-	for _, item := range set.Nftables {
-		s.rule(item.Rule.Expr)
-	}
-}
-
-// rule reads one rule of nft's JSON.
-func (s *State) rule(expr []map[string]json.RawMessage) {
-	var redirect *Tproxy
-	var mark uint64
-	transparent := false
-	for _, e := range expr {
-		if raw, ok := e["tproxy"]; ok {
-			redirect = new(Tproxy)
-			json.Unmarshal(raw, redirect) // family and port have these names there
-		}
-		if raw, ok := e["mangle"]; ok {
-			var m struct {
-				Key   struct{ Meta struct{ Key string } }
-				Value json.Number
-			}
-			if json.Unmarshal(raw, &m) == nil && m.Key.Meta.Key == "mark" {
-				mark, _ = strconv.ParseUint(m.Value.String(), 10, 64)
-			}
-		}
-		if raw, ok := e["match"]; ok {
-			var m struct {
-				Left struct{ Socket struct{ Key string } }
-			}
-			transparent = transparent || json.Unmarshal(raw, &m) == nil && m.Left.Socket.Key == "transparent"
-		}
-	}
-	if redirect != nil {
-		redirect.Mark = mark
-		s.Tproxy = append(s.Tproxy, *redirect)
-	}
-	s.Marked = s.Marked || transparent && mark != 0
-}
-
 // ask runs a command that answers in JSON.
 func ask(v any, name string, args ...string) error {
-	out, err := exec.Command(name, args...).Output()
-	if err != nil {
-		return fmt.Errorf("running %s: %w", name, err)
-	}
-	if len(out) == 0 { // nothing to tell
-		return nil
+	out, err := output(name, args...)
+	if err != nil || len(out) == 0 { // nothing to tell
+		return err
 	}
 	return json.Unmarshal(out, v)
+}
+
+func output(name string, args ...string) ([]byte, error) {
+	out, err := exec.Command(name, args...).Output()
+	if err != nil {
+		return nil, fmt.Errorf("running %s: %w", name, err)
+	}
+	return out, nil
 }

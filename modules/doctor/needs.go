@@ -4,12 +4,14 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 
 	"github.com/caddyserver/caddy/v2"
 
 	"github.com/wayhouse-proxy/wayhouse/internal/cidr"
 	"github.com/wayhouse-proxy/wayhouse/modules/listener"
+	"github.com/wayhouse-proxy/wayhouse/modules/offload"
 	"github.com/wayhouse-proxy/wayhouse/modules/pool"
 )
 
@@ -28,10 +30,11 @@ func Read(config []byte) (*Needs, error) {
 			Wayhouse struct {
 				Limits    listener.Limits
 				Pools     map[string]*pool.Config
+				Offload   *offload.Config
 				Listeners map[string]struct {
-					Bind        []string
-					Prefix      string
-					Transparent bool
+					Bind                  []string
+					Prefix                string
+					FreeBind, Transparent bool
 				}
 			}
 		}
@@ -40,7 +43,7 @@ func Read(config []byte) (*Needs, error) {
 		return nil, err
 	}
 	app := &doc.Apps.Wayhouse
-	n := &Needs{Sources: 1}
+	n := &Needs{Sources: 1, Offload: app.Offload != nil}
 	repl := caddy.NewReplacer()
 	for _, name := range slices.Sorted(maps.Keys(app.Listeners)) {
 		l := app.Listeners[name]
@@ -50,22 +53,29 @@ func Read(config []byte) (*Needs, error) {
 				return nil, err
 			}
 			for _, b := range binds {
-				n.bind(b, l.Transparent)
+				n.bind(b, l.Transparent, l.FreeBind)
 			}
 		}
 		if p, err := cidr.Parse(repl.ReplaceAll(l.Prefix, "")); err == nil {
 			n.Prefixes = append(n.Prefixes, p)
 		}
 	}
+	slices.Sort(n.UDPPorts)
+	n.UDPPorts = slices.Compact(n.UDPPorts)
 	if m := app.Limits.MaxConnections; m != nil {
-		n.Flows += 2 * *m // the client's socket and the backend's
+		n.Conns = *m
 	}
 	if m := app.Limits.MaxUDPSessions; m != nil {
 		n.Sessions = *m
-		n.Flows += *m
 	}
 	for i, name := range slices.Sorted(maps.Keys(app.Pools)) {
-		sources := max(len(app.Pools[name].SourceAddresses), 1)
+		from := app.Pools[name].SourceAddresses
+		for _, a := range from {
+			if addr, err := netip.ParseAddr(repl.ReplaceAll(a, "")); err == nil {
+				n.From = add(n.From, addr.WithZone(""))
+			}
+		}
+		sources := max(len(from), 1)
 		if i == 0 || sources < n.Sources {
 			n.Sources = sources
 		}
@@ -73,19 +83,37 @@ func Read(config []byte) (*Needs, error) {
 	return n, nil
 }
 
-func (n *Needs) bind(b listener.Bind, transparent bool) {
-	port := b.Addr.Port()
-	if port > 0 && port < 1024 && !slices.Contains(n.LowPorts, port) {
-		n.LowPorts = append(n.LowPorts, port)
+func (n *Needs) bind(b listener.Bind, transparent, freeBind bool) {
+	port, addr, proto := b.Addr.Port(), b.Addr.Addr(), TCP
+	if b.Network == "udp" {
+		proto = UDP
+		n.UDPPorts = append(n.UDPPorts, port)
+	}
+	if port > 0 && port < 1024 {
+		n.LowPorts = add(n.LowPorts, port)
+	}
+	if !addr.IsUnspecified() && !transparent && !freeBind {
+		n.Binds = add(n.Binds, addr.WithZone(""))
 	}
 	if !transparent {
 		return
 	}
 	for _, v6 := range []bool{false, true} {
-		if of := b.Addr.Addr().Is4() == !v6; of || !v6 && b.Addr.Addr().IsUnspecified() { // [::] is both
-			if r := (Redirect{v6, port}); !slices.Contains(n.Transparent, r) {
-				n.Transparent = append(n.Transparent, r)
-			}
+		if addr.Is4() == v6 && (v6 || !addr.IsUnspecified()) { // [::] is both
+			continue
 		}
+		i := slices.IndexFunc(n.Transparent, func(r Redirect) bool { return r.V6 == v6 && r.Port == port })
+		if i < 0 {
+			i = len(n.Transparent)
+			n.Transparent = append(n.Transparent, Redirect{V6: v6, Port: port})
+		}
+		n.Transparent[i].Protos |= proto
 	}
+}
+
+func add[T comparable](all []T, one T) []T {
+	if slices.Contains(all, one) {
+		return all
+	}
+	return append(all, one)
 }

@@ -3,6 +3,7 @@ package addresses
 import (
 	"encoding/json"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 
@@ -24,55 +25,177 @@ func (w *world) doctor(t *testing.T, p *kit.Process, wrap ...string) (found []fi
 	return found, cmd.ProcessState.ExitCode()
 }
 
-// TestDoctor breaks a sound set-up in six ways and mends it again.
-func TestDoctor(t *testing.T) {
-	_, err := exec.LookPath("setpriv")
-	kit.Require(t, err, "setpriv command (package util-linux)")
+// patient is a world whose proxy doctor finds nothing wrong with.
+type patient struct {
+	*world
+	p *kit.Process
+}
+
+func newPatient(t *testing.T) *patient {
+	t.Helper()
+	for command, of := range map[string]string{"setpriv": "util-linux", "prlimit": "util-linux", "iptables-legacy": "iptables"} {
+		_, err := exec.LookPath(command)
+		kit.Require(t, err, command+" command (package "+of+")")
+	}
 	w := newWorld(t)
 	w.redirect(t)
 	w.proxy.Run(t, "ip", "route", "add", "local", "203.0.113.0/24", "dev", "lo")
-	for _, file := range []string{"all", "lo"} {
-		w.proxy.Run(t, "sysctl", "-qw", "net.ipv4.conf."+file+".rp_filter=0")
+	for _, a := range []string{"192.0.2.5", "192.0.2.6"} {
+		w.proxy.Run(t, "ip", "addr", "add", a+"/32", "dev", "lo")
 	}
 	w.proxy.Run(t, "sh", "-c", "for f in /proc/sys/net/ipv4/conf/*/rp_filter; do echo 0 > $f; done")
-	seen := kit.With(kit.ToPool("four", "tcp/0.0.0.0:7777", "udp/0.0.0.0:7777"), kit.M{"transparent": true})
-	wide := kit.With(kit.ToPool("four", "udp/0.0.0.0:7778"), kit.M{"prefix": "203.0.113.0/24"})
-	p := kit.Prepare(t, kit.App(kit.M{"seen": seen, "wide": wide}, w.pools()), kit.Options{Netns: w.proxy})
-	wrong := func(t *testing.T, wrap ...string) (checks []string, code int) {
-		found, code := w.doctor(t, p, wrap...)
-		for _, f := range found {
-			if f.Level == "wrong" {
-				checks = append(checks, f.Check+": "+f.Text)
-			}
+	pools := w.pools()
+	pools["four"] = kit.With(kit.Pool("10.2.0.2:9000"), kit.M{"source_addresses": kit.A{"192.0.2.6"}})
+	listeners := kit.M{
+		"seen":  kit.With(kit.ToPool("four", "tcp/:7777", "udp/:7777"), kit.M{"transparent": true}),
+		"wide":  kit.With(kit.ToPool("four", "udp/0.0.0.0:7778"), kit.M{"prefix": "203.0.113.0/24"}),
+		"fixed": kit.ToPool("four", "tcp/192.0.2.5:443"),
+		"later": kit.With(kit.ToPool("four", "tcp/192.0.2.7:7779"), kit.M{"freebind": true}),
+	}
+	return &patient{w, kit.Prepare(t, kit.App(listeners, pools, kit.M{
+		"offload": "nftables", "limits": kit.M{"max_connections": 1000, "max_udp_sessions": 10_000},
+	}), kit.Options{Netns: w.proxy})}
+}
+
+// finds wants doctor to find these things, as "level check: text" as far as
+// it is written, and nothing else, and returns the commands that mend them.
+func (w *patient) finds(t *testing.T, wrap []string, want ...string) (fixes []string) {
+	t.Helper()
+	found, code := w.doctor(t, w.p, wrap...)
+	found = slices.DeleteFunc(found, func(f finding) bool { // of the whole machine, which is as it is
+		return strings.HasPrefix(f.Text, "net.core.rmem_max") || strings.HasPrefix(f.Text, "net.core.wmem_max")
+	})
+	wrong := 0
+	for i, f := range found {
+		got := f.Level + " " + f.Check + ": " + f.Text
+		if i < len(want) && !strings.HasPrefix(got, want[i]) || f.Fix == "" {
+			t.Errorf("it finds %q and says %q, want %q", got, f.Fix, want[i])
 		}
-		return checks, code
+		if f.Level == "wrong" {
+			wrong = 1
+		}
+		fixes = append(fixes, f.Fix)
 	}
-	if checks, code := wrong(t); len(checks) > 0 || code != 0 {
-		t.Fatalf("on a sound host it ends with %d and finds %v", code, checks)
+	if code != wrong || len(found) != len(want) {
+		t.Errorf("it ends with %d and finds %d things, want %d: %v", code, len(found), len(want), found)
 	}
+	return fixes
+}
+
+// TestDoctor breaks a sound set-up in many ways. The commands that doctor prints
+// mend it again, where nothing has to be filled in.
+func TestDoctor(t *testing.T) {
+	w := newPatient(t)
+	w.finds(t, nil)
 	for name, tc := range map[string]struct {
-		broken, mended []string
-		wrap           []string
-		want           string
+		broken string // a command
+		wrap   []string
+		want   []string
+		mended string // by this, not by what is printed
 	}{
-		"no policy rule":      {strings.Fields("ip rule del fwmark 1 lookup 100"), strings.Fields("ip rule add fwmark 1 lookup 100"), nil, "policy route: no rule looks up"},
-		"no local route":      {strings.Fields("ip route del local 0.0.0.0/0 dev lo table 100"), strings.Fields("ip route add local 0.0.0.0/0 dev lo table 100"), nil, "policy route: table 100"},
-		"prefix not local":    {strings.Fields("ip route del local 203.0.113.0/24 dev lo"), strings.Fields("ip route add local 203.0.113.0/24 dev lo"), nil, "prefix: the host does not take"},
-		"strict reverse path": {strings.Fields("sysctl -qw net.ipv4.conf.all.rp_filter=1"), strings.Fields("sysctl -qw net.ipv4.conf.all.rp_filter=0"), nil, "return path: net.ipv4.conf.all.rp_filter"},
-		"no capability":       {[]string{"true"}, []string{"true"}, []string{"setpriv", "--bounding-set", "-net_raw,-net_admin"}, "capabilities: transparent listeners"},
+		"no policy rule":      {broken: "ip rule del fwmark 1 lookup 100", want: []string{"wrong policy route: no rule looks up what is marked 1"}},
+		"one for IPv4 alone":  {broken: "ip -6 rule del fwmark 1 lookup 100", want: []string{"wrong policy route: no rule looks up what is marked 1"}},
+		"another mark":        {broken: "ip rule del fwmark 1 lookup 100; ip rule add fwmark 1/0x2 lookup 100", want: []string{"wrong policy route: no rule looks up"}},
+		"no local route":      {broken: "ip route del local 0.0.0.0/0 dev lo table 100", want: []string{"wrong policy route: table 100"}},
+		"prefix not local":    {broken: "ip route del local 203.0.113.0/24 dev lo", want: []string{"wrong prefix: the host does not take"}},
+		"strict reverse path": {broken: "sysctl -qw net.ipv4.conf.all.rp_filter=1", want: []string{"wrong return path: net.ipv4.conf.all.rp_filter"}},
+		"no address to bind":  {broken: "ip addr del 192.0.2.5/32 dev lo", want: []string{"wrong address: a listener is bound to 192.0.2.5"}},
+		"no source address":   {broken: "ip addr del 192.0.2.6/32 dev lo", want: []string{"wrong address: source_addresses has 192.0.2.6"}},
+		"bound to any address": {
+			broken: "ip addr del 192.0.2.5/32 dev lo; sysctl -qw net.ipv4.ip_nonlocal_bind=1",
+			mended: "ip addr add 192.0.2.5/32 dev lo; sysctl -qw net.ipv4.ip_nonlocal_bind=0",
+		},
+		"few local ports": {broken: `sysctl -qw net.ipv4.ip_local_port_range="40000 41999"`, want: []string{"tight ports: max_udp_sessions is 10000, and there are 2000"}},
+		"a short backlog": {broken: "sysctl -qw net.core.somaxconn=128", want: []string{"tight buffers: net.core.somaxconn is 128"}},
+		"no capability": {
+			wrap: []string{"setpriv", "--bounding-set", "-net_raw,-net_admin"},
+			want: []string{"wrong capabilities: transparent listeners", "wrong nftables: offload: ", "tight redirection: the rules that redirect cannot be looked at"},
+		},
+		"no low ports":     {wrap: []string{"setpriv", "--bounding-set", "-net_bind_service"}, want: []string{"wrong capabilities: port 443"}},
+		"few descriptors":  {wrap: []string{"prlimit", "--nofile=10000:10000"}, want: []string{"wrong files: the limits let in flows with 12128"}},
+		"no segmentation":  {wrap: []string{"env", "WAYHOUSE_UDP_OFFLOAD=off"}, want: []string{"tight offload: UDP segmentation", "tight offload: UDP coalescing"}},
+		"redirected alone": {broken: "nft delete rule inet wayhouse prerouting handle $(nft -a list table inet wayhouse | sed -n 's/.*socket.*handle //p')", want: []string{"wrong return path: no rule marks what backends answer to the clients' addresses over TCP and UDP"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w.proxy.Run(t, tc.broken...)
-			checks, code := wrong(t, tc.wrap...)
-			if code != 1 || len(checks) != 1 || !strings.HasPrefix(checks[0], tc.want) {
-				t.Errorf("it ends with %d and finds %v, want %s", code, checks, tc.want)
+			if tc.broken != "" {
+				w.proxy.Run(t, "sh", "-c", tc.broken)
 			}
-			w.proxy.Run(t, tc.mended...)
+			fixes := w.finds(t, tc.wrap, tc.want...)
+			if tc.wrap != nil {
+				return
+			}
+			if tc.mended != "" {
+				fixes = []string{tc.mended}
+			}
+			for _, fix := range fixes {
+				w.proxy.Run(t, "sh", "-c", fix)
+			}
+			w.finds(t, nil)
 		})
 	}
-	w.proxy.Run(t, "nft", "flush", "ruleset")
-	if checks, code := wrong(t); code != 1 || len(checks) != 2 ||
-		!strings.HasPrefix(checks[0], "redirection: no rule redirects") || !strings.HasPrefix(checks[1], "return path: no rule marks") {
-		t.Errorf("without rules it ends with %d and finds %v", code, checks)
+}
+
+// TestDoctorTracking has the kernel track connections, by a rule of nftables and
+// by NAT of iptables.
+func TestDoctorTracking(t *testing.T) {
+	for name, rules := range map[string]string{
+		"nftables": "nft 'table inet t { chain c { type filter hook input priority 0; ct state established accept; }; }'",
+		"iptables": "iptables-legacy -t nat -A POSTROUTING -o nowhere -j MASQUERADE",
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newPatient(t)
+			w.proxy.Run(t, "sh", "-c", rules)
+			for _, fix := range w.finds(t, nil, "tight conntrack: the kernel tracks UDP here") {
+				w.proxy.Run(t, "sh", "-c", fix)
+			}
+			w.finds(t, nil)
+		})
+	}
+}
+
+// TestDoctorRules has the same redirection written in other ways, whole and with
+// a part missing.
+func TestDoctorRules(t *testing.T) {
+	w := newPatient(t)
+	iptables := func(kind string) string {
+		var lines []string
+		for _, command := range []string{"iptables-" + kind, "ip6tables-" + kind} {
+			lines = append(lines, command+" -t mangle -N DIVERT", command+" -t mangle -A DIVERT -j MARK --set-mark 1", command+" -t mangle -A DIVERT -j ACCEPT")
+			for _, proto := range []string{"tcp", "udp"} {
+				lines = append(lines, command+" -t mangle -A PREROUTING -p "+proto+" -m socket --transparent -j DIVERT",
+					command+" -t mangle -A PREROUTING -p "+proto+" --dport 7777 -j TPROXY --on-port 7777 --tproxy-mark 1/1")
+			}
+		}
+		return strings.Join(lines, " && ")
+	}
+	const answers = "meta l4proto { tcp, udp } socket transparent 1 meta mark set 1 accept; "
+	nft := func(rules string) string {
+		return "nft 'table inet other { set ports { type inet_service; elements = { 7777, 9999 }; }; " +
+			"map to { type inet_service : inet_service; elements = { 8000 : 7777 }; }; chain divert { meta mark set mark or 1; accept; }; " +
+			"chain prerouting { type filter hook prerouting priority mangle; " + rules + "; }; }'"
+	}
+	for name, tc := range map[string]struct {
+		rules string
+		want  []string
+	}{
+		"iptables-legacy":                   {rules: iptables("legacy")},
+		"iptables-nft":                      {rules: iptables("nft")},
+		"iptables-legacy, no UDP over IPv6": {iptables("legacy") + " && ip6tables-legacy -t mangle -D PREROUTING 4", []string{"wrong redirection: no rule redirects ip6 traffic over UDP to port 7777"}},
+		"iptables-nft, no mark":             {iptables("nft") + " && iptables-nft -t mangle -D DIVERT 1", []string{"wrong return path: no rule marks what backends answer to the clients' addresses over TCP and UDP"}},
+		"sets and maps":                     {rules: nft(answers + "tcp dport @ports tproxy to :7777 meta mark set 1; udp dport 8000 tproxy to :udp dport map @to meta mark set 1")},
+		"a chain":                           {rules: nft("socket transparent 1 jump divert; meta mark set 1; meta l4proto { tcp, udp } tproxy to :7777")},
+		"another map": {
+			nft(answers + "tcp dport 7777 tproxy to :7777 meta mark set 1; udp dport 8000 tproxy to :udp dport map { 8000 : 7776 } meta mark set 1"),
+			[]string{"wrong redirection: no rule redirects ip traffic over UDP", "wrong redirection: no rule redirects ip6 traffic over UDP"},
+		},
+		"no mark": {nft(answers + "meta l4proto { tcp, udp } tproxy to :7777"), []string{"wrong redirection: the rule that redirects to port 7777 sets no mark", "wrong redirection: the rule that redirects to port 7777 sets no mark"}},
+		"nothing": {"true", []string{"wrong redirection: no rule redirects ip traffic over TCP and UDP", "wrong redirection: no rule redirects ip6 traffic over TCP and UDP", "wrong return path"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w.proxy.Run(t, "nft", "flush", "ruleset")
+			w.proxy.Run(t, "sh", "-c", "for c in iptables-legacy ip6tables-legacy; do $c -t mangle -F; $c -t mangle -X; done")
+			w.proxy.Run(t, "sh", "-c", tc.rules)
+			w.finds(t, nil, tc.want...)
+		})
 	}
 }
