@@ -49,19 +49,25 @@ func ReadStream(b []byte) (h Header, n int, err error) {
 
 // ReadDatagram reads the header that a datagram begins with.
 func ReadDatagram(p []byte) (h Header, n int, err error) {
-	switch {
-	case len(p) >= 2 && binary.BigEndian.Uint16(p) == magicSPP:
-		if len(p) < sppLen {
+	if len(p) >= 2 && binary.BigEndian.Uint16(p) == magicSPP {
+		if len(p) < LenSPP {
 			return h, 0, errLength
 		}
-		return readSPP(p), sppLen, nil
-	case len(p) >= len(signature) && string(p[:len(signature)]) == signature:
-		if h, n, err = readV2(p, dgram4, dgram6); err == ErrShort {
-			err = errLength // there is no more of a datagram
-		}
-		return h, n, err
+		return readSPP(p), LenSPP, nil
 	}
-	return h, 0, ErrNone
+	return ReadV2UDP(p)
+}
+
+// ReadV2UDP is ReadDatagram for one that cannot have a header of SPP: its two
+// first bytes are too few to tell that from payload.
+func ReadV2UDP(p []byte) (h Header, n int, err error) {
+	if len(p) < len(signature) || string(p[:len(signature)]) != signature {
+		return h, 0, ErrNone
+	}
+	if h, n, err = readV2(p, dgram4, dgram6); err == ErrShort {
+		err = errLength // there is no more of a datagram
+	}
+	return h, n, err
 }
 
 // begins reports whether b begins as s does, as far as it goes. Nothing at all

@@ -144,7 +144,9 @@ func FuzzRead(f *testing.F) {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
-		ReadDatagram(b)
+		if h, n, err := ReadDatagram(b); n < 0 || n > len(b) || n > MaxV2 || (err == nil) != (n > 0) || h.SPP && n != LenSPP {
+			t.Fatalf("a datagram: %+v, %d of %d bytes, %v", h, n, len(b), err)
+		}
 		h, n, err := ReadStream(b)
 		if n < 0 || n > len(b) || n > MaxV2 || err == nil && n == 0 {
 			t.Fatalf("%d of %d bytes, %v", n, len(b), err)

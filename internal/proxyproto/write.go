@@ -11,7 +11,7 @@ import (
 const (
 	MaxV1  = 107 // by its definition
 	MaxV2  = 536 // that is read
-	sppLen = 38
+	LenSPP = 38
 
 	fixedV2 = 16 // before the addresses
 	addrs4  = 12
@@ -171,5 +171,5 @@ func appendSPP(b []byte, client, local netip.AddrPort) []byte {
 
 // isSPP reports whether a datagram begins with a header of SPP.
 func isSPP(p []byte) bool {
-	return len(p) >= sppLen && binary.BigEndian.Uint16(p) == magicSPP
+	return len(p) >= LenSPP && binary.BigEndian.Uint16(p) == magicSPP
 }

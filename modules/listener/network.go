@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"maps"
 	"net"
-	"net/netip"
 	"os"
 	"slices"
 	"strconv"
@@ -331,12 +330,12 @@ func (a *acceptor) Accept() (net.Conn, error) {
 }
 
 // diverted is the address of a client whose datagrams go to a packetConn: it
-// knows the address of ours that the client sends to, from which answers go.
+// knows the way back.
 type diverted struct {
 	net.UDPAddr
-	client, local netip.AddrPort
-	ep            *endpoint
-	counters      *relay.Counters
+	way      udprelay.Way
+	ep       *endpoint
+	counters *relay.Counters
 }
 
 // divert gives a datagram to the server that listens on the listener's name.
@@ -348,7 +347,7 @@ func (v *view) divert(ep *endpoint, o *udprelay.Opening) udprelay.Decision {
 	}
 	d := datagram{
 		data: append([]byte(nil), o.Data...),
-		from: &diverted{UDPAddr: *net.UDPAddrFromAddrPort(o.Client), client: o.Client, local: o.Local, ep: ep, counters: o.Counters},
+		from: &diverted{UDPAddr: *net.UDPAddrFromAddrPort(o.Client), way: o.Way(), ep: ep, counters: o.Counters},
 	}
 	t := out.top.Load()
 	select {
@@ -412,7 +411,7 @@ func (p *packetConn) WriteTo(b []byte, addr net.Addr) (int, error) {
 	if !ok {
 		return 0, fmt.Errorf("%v is not a client of %s", addr, p.Addr())
 	}
-	if err := d.ep.udp.WriteTo(b, d.client, d.local); err != nil {
+	if err := d.ep.udp.WriteTo(b, &d.way); err != nil {
 		d.counters.Dropped[relay.ReplySend].Add(1)
 		return 0, err
 	}

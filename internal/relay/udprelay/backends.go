@@ -66,28 +66,35 @@ func (w *worker) toClient(slot uint32, s *session, p []byte, seg int) {
 	if seg == 0 {
 		seg = len(p)
 	}
+	if w.heads(&s.key) {
+		w.toClientHeaded(slot, s, p, seg)
+		return
+	}
 	gso := w.offload.gso && (s.gso == 0 || seg < int(s.gso))
 	if gso && w.down.join(slot, nil, p, seg, s.gso) {
 		return
 	}
 	for len(p) > seg && !gso {
-		w.addDown(slot, s, p[:seg], seg, false)
+		w.addDown(slot, s, nil, p[:seg], seg, false)
 		p = p[seg:]
 	}
-	w.addDown(slot, s, p, seg, gso)
+	w.addDown(slot, s, nil, p, seg, gso)
 }
 
-func (w *worker) addDown(slot uint32, s *session, p []byte, seg int, gso bool) {
+// addDown starts a message, before which the caller has seen to it that there is
+// room, if its datagrams have a head.
+func (w *worker) addDown(slot uint32, s *session, head, p []byte, seg int, gso bool) {
 	d := w.down
-	if !d.add(slot, nil, p, seg, gso) {
+	if !d.add(slot, head, p, seg, gso) {
 		w.sendDown()
-		d.add(slot, nil, p, seg, gso)
+		d.add(slot, head, p, seg, gso)
 	}
 	i := d.n - 1
 	h := &d.hdrs[i].hdr
 	h.Name = (*byte)(unsafe.Pointer(&d.names[i]))
-	h.Namelen = w.downSo.address(&d.names[i], &s.key)
-	d.meta[i].info = w.downSo.source(&d.ctls[i], &s.key)
+	wire := w.wire(&s.key)
+	h.Namelen = w.downSo.address(&d.names[i], wire)
+	d.meta[i].info = w.downSo.source(&d.ctls[i], wire)
 }
 
 // sendDown sends what has been collected. What the kernel refuses is dropped

@@ -3,6 +3,7 @@ package udprelay
 import (
 	"golang.org/x/sys/unix"
 
+	"github.com/wayhouse-proxy/wayhouse/internal/proxyproto"
 	"github.com/wayhouse-proxy/wayhouse/internal/relay"
 )
 
@@ -50,6 +51,7 @@ func (w *worker) deliver() {
 		return
 	}
 	k := key{ep: in.so.ep.index, local: in.so.local}
+	headers := in.so.ep.headers.Load()
 	for in.i < in.n {
 		i := in.i
 		p, seg, cut := w.rx.data(i)
@@ -61,6 +63,10 @@ func (w *worker) deliver() {
 			cut = cut || !known
 		case in.so.wildcard:
 			k.local, _ = pktinfo(&w.rx.ctls[i], ctl)
+		}
+		if (headers != nil || in.so.vias > 0) && !cut && w.tells(headers, in.so, &k) {
+			w.told(headers, in.so, &k, in.next(p, seg))
+			continue
 		}
 		var hash uint64
 		slot := in.slot
@@ -81,44 +87,71 @@ func (w *worker) deliver() {
 			w.toBackend(slot, s, p, seg)
 			continue
 		}
-		first := p[in.off:]
-		if seg > 0 && len(first) > seg {
-			first = first[:seg]
-			in.off += seg
-		} else {
-			in.i, in.off = in.i+1, 0
-		}
+		first := in.next(p, seg)
 		if cut {
 			continue // a first datagram that nobody can answer for
 		}
-		if slot != 0 {
-			hash = w.table.hash(&k)
+		mark := uint16(0)
+		switch {
+		case slot != 0:
+			hash, mark = w.table.hash(&k), s.flags&looked
+		case headers != nil && headers.Require:
+			w.misled(headers, in.so, &k)
+			continue
 		}
 		w.flushUp()
-		w.open(in.so, &k, hash, slot, first)
+		w.open(in.so, &k, hash, slot, first, mark)
 	}
 	w.flushUp()
 	w.rx.reset(0, in.n)
 	in.n = 0
 }
 
+// next takes one datagram out of the buffer in hand, which holds p in datagrams of
+// seg bytes.
+func (in *inbox) next(p []byte, seg int) []byte {
+	p = p[in.off:]
+	if seg > 0 && len(p) > seg {
+		in.off += seg
+		return p[:seg]
+	}
+	in.i, in.off = in.i+1, 0
+	return p
+}
+
 // open asks the acceptor about a client without a session, or with one, old,
-// that has lost its backend.
-func (w *worker) open(so *socket, k *key, hash uint64, old uint32, data []byte) {
-	o := &w.opening
-	*o = Opening{
+// that has lost its backend. mark are flags that the session gets.
+func (w *worker) open(so *socket, k *key, hash uint64, old uint32, data []byte, mark uint16) {
+	wire := w.wire(k)
+	w.opening = Opening{
 		Worker: w.id,
 		Client: addrPort(k.client, k.port),
 		Local:  so.hit(k),
+		Peer:   addrPort(wire.client, wire.port),
+		Hit:    so.hit(wire),
 		Data:   data,
 		FD:     -1,
-		w:      w, sock: so, key: *k, hash: hash, old: old,
+		w:      w, sock: so, key: *k, hash: hash, old: old, via: k.via(), mark: mark,
 	}
-	if old != 0 {
+	w.holdVia(w.opening.via)
+	w.ask(data)
+	w.opened()
+}
+
+// opened lets go of what the opening has kept.
+func (w *worker) opened() {
+	via := w.opening.via
+	w.opening.via = 0
+	w.releaseVia(via)
+}
+
+func (w *worker) ask(data []byte) {
+	o := &w.opening
+	if old := o.old; old != 0 {
 		o.From = w.paths[w.slab.at(old).path].path
 	}
 	w.asking = nil
-	decision := so.ep.acceptor.Open(o)
+	decision := o.sock.ep.acceptor.Open(o)
 	conn := o.conn
 	o.conn, o.Data, o.From = nil, nil, nil
 	fd := o.FD
@@ -136,7 +169,7 @@ func (w *worker) open(so *socket, k *key, hash uint64, old uint32, data []byte) 
 		if o.old != 0 {
 			w.end(o.old, relay.BackendDown)
 		}
-		slot := w.create(k, hash, o.Path)
+		slot := w.create(&o.key, o.hash, o.Path, o.mark)
 		w.noteHost(slot, w.slab.at(slot), o.Host)
 		o.FD, o.Host = -1, nil // the descriptor is the session's now
 		if !w.connect(slot, fd) {
@@ -147,6 +180,10 @@ func (w *worker) open(so *socket, k *key, hash uint64, old uint32, data []byte) 
 	case Refuse:
 		if o.Counters != nil {
 			o.Counters.Dropped[o.Reason].Add(1)
+		}
+	case Divert:
+		if v := o.via; v != 0 && w.vias[v].kind == proxyproto.V2UDP {
+			w.keep(v)
 		}
 	}
 }

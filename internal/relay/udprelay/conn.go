@@ -35,7 +35,7 @@ const (
 type Conn struct {
 	w             *worker
 	so            *socket
-	key           key
+	way           Way // to the client
 	slot, gen     uint32
 	client, local netip.AddrPort
 
@@ -80,11 +80,9 @@ func (o *Opening) Hold(path *relay.Path) (*Conn, error) {
 		w.end(o.old, relay.BackendDown)
 		o.old = 0
 	}
-	slot := w.create(&o.key, o.hash, path)
-	s := w.slab.at(slot)
-	s.flags |= held
+	slot := w.create(&o.key, o.hash, path, held|o.mark)
 	c := &Conn{
-		w: w, so: o.sock, key: o.key, slot: slot, gen: s.gen, client: o.Client, local: o.Local,
+		w: w, so: o.sock, way: o.Way(), slot: slot, gen: w.slab.at(slot).gen, client: o.Client, local: o.Local,
 		path: path, fd: -1, wake: make(chan struct{}, 1),
 	}
 	w.conns[slot] = c
@@ -415,7 +413,7 @@ func (c *Conn) Write(p []byte) (int, error) {
 		return 0, net.ErrClosed
 	}
 	c.lastWrite.Store(c.w.clock())
-	errno := c.so.post(p, &c.key)
+	errno := c.so.post(&c.way, p)
 	if errno == unix.EBADF {
 		return 0, net.ErrClosed
 	}

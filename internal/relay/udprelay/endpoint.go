@@ -22,6 +22,7 @@ type Endpoint struct {
 	acceptor Acceptor
 	index    uint32 // in the workers' tables
 	sockets  []*socket
+	headers  atomic.Pointer[HeaderIn] // nil: datagrams have none
 	sessions atomic.Int64
 	close    sync.Once
 
@@ -39,6 +40,7 @@ type socket struct {
 	local    [16]byte // IPv4 mapped; of a wildcard nothing
 	sessions int      // of the worker, which alone touches it
 	queued   bool     // it is in worker.again; likewise
+	vias     int      // of the worker that are this socket's; likewise
 
 	transparent bool    // what arrives was sent to whatever address and port
 	port        uint16  // in network order
@@ -94,6 +96,7 @@ func (w *worker) shut(so *socket, why relay.Reason, done func()) {
 	finish := func(w *worker) {
 		w.flushDown()
 		w.downSo = nil
+		w.forgetAll(so.ep.index)
 		w.sockets[so.ep.index] = nil
 		so.shut()
 		done()
@@ -204,31 +207,32 @@ func (so *socket) source(c *control, k *key) int {
 // letter is a datagram sent by somebody who is not the worker.
 type letter struct {
 	hdr  unix.Msghdr
-	buf  unix.Iovec
+	buf  [2]unix.Iovec // a header and the datagram
 	name unix.RawSockaddrInet6
 	ctl  control
 }
 
 var letters = sync.Pool{New: func() any { return new(letter) }}
 
-// post sends one datagram to the client of k. Any goroutine may call it.
-func (so *socket) post(p []byte, k *key) unix.Errno {
+// post sends one datagram to a client. Any goroutine may call it.
+func (so *socket) post(to *Way, p []byte) unix.Errno {
+	k := &to.wire
 	so, errno := so.ep.letterbox(so, k)
 	if errno != 0 {
 		return errno
 	}
 	l := letters.Get().(*letter)
 	defer letters.Put(l)
-	l.hdr = unix.Msghdr{Name: (*byte)(unsafe.Pointer(&l.name)), Iov: &l.buf}
+	l.hdr = unix.Msghdr{Name: (*byte)(unsafe.Pointer(&l.name)), Iov: &l.buf[0]}
 	l.hdr.Namelen = so.address(&l.name, k)
-	l.hdr.SetIovlen(1)
-	l.buf.Base = unsafe.SliceData(p)
-	l.buf.SetLen(len(p))
-	if k.local != ([16]byte{}) {
-		if n := so.source(&l.ctl, k); n > 0 {
-			l.hdr.Control = (*byte)(unsafe.Pointer(&l.ctl))
-			l.hdr.SetControllen(n)
-		}
+	l.hdr.SetIovlen(len(l.buf))
+	l.buf[0].Base = &to.head[0]
+	l.buf[0].SetLen(to.n)
+	l.buf[1].Base = unsafe.SliceData(p)
+	l.buf[1].SetLen(len(p))
+	if n := so.source(&l.ctl, k); n > 0 {
+		l.hdr.Control = (*byte)(unsafe.Pointer(&l.ctl))
+		l.hdr.SetControllen(n)
 	}
 	so.mu.RLock()
 	defer so.mu.RUnlock()
@@ -236,33 +240,8 @@ func (so *socket) post(p []byte, k *key) unix.Errno {
 		return unix.EBADF
 	}
 	errno = sendmsg(so.fd, &l.hdr)
-	l.buf.Base = nil
+	l.buf = [2]unix.Iovec{}
 	return errno
-}
-
-// WriteTo sends a datagram to a client from local, outside any session. It
-// never waits, and any goroutine and callback may call it. Without local the
-// kernel chooses the source on a wildcard endpoint. A link-local client is out
-// of its reach.
-func (ep *Endpoint) WriteTo(p []byte, client, local netip.AddrPort) error {
-	if ep.addr.Addr().Is4() && !client.Addr().Unmap().Is4() {
-		return fmt.Errorf("udp/%s: %w", ep.addr, unix.EAFNOSUPPORT)
-	}
-	k := key{client: client.Addr().As16(), port: swap(client.Port())}
-	if local.IsValid() && !local.Addr().IsUnspecified() {
-		k.local = local.Addr().As16()
-	}
-	if ep.sockets[0].transparent {
-		k.at = swap(local.Port())
-	}
-	switch errno := ep.sockets[0].post(p, &k); errno {
-	case 0:
-		return nil
-	case unix.EBADF:
-		return net.ErrClosed
-	default:
-		return &net.OpError{Op: "write", Net: "udp", Addr: net.UDPAddrFromAddrPort(client), Err: errno}
-	}
 }
 
 // Listen binds addr, one SO_REUSEPORT socket a worker. The caller has probed

@@ -119,7 +119,8 @@ func TestRefusedIsCountedAndSilent(t *testing.T) {
 	ep := listen(t, e, "127.0.0.1:0", acceptFunc(func(o *Opening) Decision {
 		switch string(o.Data) {
 		case "ping":
-			if err := ep0(o).WriteTo([]byte("pong"), o.Client, o.Local); err != nil {
+			way := o.Way()
+			if err := ep0(o).WriteTo([]byte("pong"), &way); err != nil {
 				t.Error(err)
 			}
 			return Divert

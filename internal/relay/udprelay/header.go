@@ -81,12 +81,8 @@ func (w *worker) headed(slot uint32, s *session, p []byte, seg int) (rest []byte
 	}
 	wire := len(head) + seg
 	gso := w.offload.gso && (path.gso == 0 || wire < int(path.gso))
-	run := seg // what one message takes of p
-	if gso {
-		run = seg * max(min(maxSegs, maxBytes/wire), 1)
-	}
-	for {
-		n := min(max(run, 1), len(p))
+	for run := w.perMessage(seg, wire, gso); ; {
+		n := min(run, len(p))
 		if q := p[:n]; !gso || !w.up.join(slot, head, q, seg, path.gso) {
 			w.addUp(slot, head, q, seg, gso)
 		}
@@ -94,6 +90,15 @@ func (w *worker) headed(slot uint32, s *session, p []byte, seg int) (rest []byte
 			return nil, true
 		}
 	}
+}
+
+// perMessage is how many bytes one message takes of datagrams of seg bytes, which have size with
+// their heads.
+func (w *worker) perMessage(seg, size int, gso bool) int {
+	if gso {
+		seg *= max(min(maxSegs, maxBytes/size), 1)
+	}
+	return max(seg, 1)
 }
 
 // unhead takes the headers off what a backend has answered, where it may have

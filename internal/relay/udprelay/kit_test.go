@@ -80,6 +80,9 @@ func startEngineWith(t *testing.T, workers int, off offload) *Engine {
 			if n, b := w.pending.Load(), w.pendingBytes.Load(); n != 0 || b != 0 {
 				t.Errorf("worker %d: %d sessions and %d bytes still pending after Close", i, n, b)
 			}
+			if n, m, k := len(w.viaIndex), len(w.kept), len(w.vias)-1-len(w.freeVias); n != 0 || m != 0 || k != 0 {
+				t.Errorf("worker %d: %d and %d vias left after Close, %d of them kept", i, n, k, m)
+			}
 			if n := len(w.pathIndex); n != 0 {
 				t.Errorf("worker %d: %d paths left after Close", i, n)
 			}

@@ -15,9 +15,9 @@ import (
 type key struct {
 	client, local [16]byte
 	ep            uint32 // index of the endpoint
-	scope         uint32 // interface of a link-local client, else 0
+	scope         uint32 // interface of a link-local client, or viaBit and a via, else 0
 	port          uint16 // of the client, in network order
-	at            uint16 // of ours, in network order, on a transparent endpoint; else 0
+	at            uint16 // of ours, in network order, on a transparent endpoint or with a via; else 0
 	// no padding, so that the key can be hashed as bytes
 }
 
@@ -58,6 +58,7 @@ const (
 	claimed              // worker.claims has it
 	heading              // a header goes in front of the next datagram to the backend; see header.go
 	noted                // worker.notes has something about it
+	looked               // of a peer whose datagrams are looked at for headers, and its own client; see headin.go
 )
 
 const (
@@ -209,10 +210,14 @@ func (w *worker) releasePath(i uint32) {
 }
 
 // create makes a session in the table, without a socket.
-func (w *worker) create(k *key, hash uint64, path *relay.Path) uint32 {
+func (w *worker) create(k *key, hash uint64, path *relay.Path, flags uint16) uint32 {
 	slot := w.slab.take()
 	s := w.slab.at(slot)
-	s.key, s.flags, s.fd = *k, live, -1
+	s.key, s.flags, s.fd = *k, live|flags, -1
+	if i := k.via(); i != 0 {
+		w.vias[i].refs++
+		w.vias[i].slot = slot
+	}
 	s.path = w.holdPath(path)
 	w.startHeading(s)
 	s.created, s.last = w.now, w.now
@@ -289,6 +294,7 @@ func (w *worker) end(slot uint32, why relay.Reason) {
 		delete(w.conns, slot)
 		path, fd, established = conn.finish()
 	}
+	via := s.via()
 	info := &w.closed
 	if established && path.Owner != nil {
 		w.describe(slot, conn, info)
@@ -314,6 +320,10 @@ func (w *worker) end(slot uint32, why relay.Reason) {
 	w.sessions.Add(-1)
 	w.releasePath(s.path)
 	w.slab.put(slot)
+	if via != 0 {
+		w.vias[via].slot = 0
+		w.releaseVia(via)
+	}
 	if owner := w.owner(path); owner != nil && established {
 		owner.Closed(path, info, why)
 	}

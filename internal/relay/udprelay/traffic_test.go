@@ -104,12 +104,15 @@ func TestForwardingDoesNotAllocate(t *testing.T) {
 	for name, tc := range map[string]struct {
 		bind string
 		form proxyproto.Form
+		head []byte // in front of what the client sends
 	}{
 		"bound":        {bind: "127.0.0.1:0"},
 		"wildcard":     {bind: "[::]:0"},
 		"until reply":  {bind: "[::]:0", form: proxyproto.Form{Version: proxyproto.V2UDP}},
 		"every header": {bind: "[::]:0", form: proxyproto.Form{Version: proxyproto.V2UDP, Mode: proxyproto.Every, UniqueID: true, CRC: true}},
 		"spp":          {bind: "[::]:0", form: proxyproto.Form{Version: proxyproto.SPP}},
+		"told by v2":   {bind: "[::]:0", head: tell(formV2, six, dest6, "")},
+		"told by spp":  {bind: "[::]:0", head: tell(formSPP, one, dest, ""), form: formSPP},
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := startEngine(t, 1)
@@ -124,12 +127,16 @@ func TestForwardingDoesNotAllocate(t *testing.T) {
 			p := newPath(e, baddr, new(owner))
 			p.Idle, p.Proxy = time.Minute, tc.form
 			ep := listen(t, e, tc.bind, forwardTo(p))
+			if tc.head != nil {
+				ep.SetHeaders(trust(t, p, true, local))
+			}
 			c, errno := sock.DialUDP(netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), ep.Addr().Port()), netip.Addr{})
 			if errno != 0 {
 				t.Fatal(errno)
 			}
 			defer unix.Close(c)
 			buf := make([]byte, 1000)
+			copy(buf, tc.head)
 			var name unix.RawSockaddrInet6
 			trip := func(burst int) {
 				for range burst {

@@ -84,9 +84,9 @@ func (r *replies) close() {
 	r.sockets = nil
 }
 
-// hit is the address and port that the client of k has sent to.
+// hit is the address and port that the client of k has sent to, as far as we are told.
 func (so *socket) hit(k *key) netip.AddrPort {
-	if so.transparent {
+	if so.transparent || k.via() != 0 {
 		return addrPort(k.local, k.at)
 	}
 	return addrPort(k.local, so.port)
@@ -100,10 +100,11 @@ func (so *socket) elsewhere(k *key) bool { return so.transparent && k.at != so.p
 // false there is none to be had now.
 func (w *worker) outlet(s *session) (so *socket, ok bool) {
 	so = w.sockets[s.ep]
-	if !so.elsewhere(&s.key) {
+	wire := w.wire(&s.key)
+	if !so.elsewhere(wire) {
 		return so, true
 	}
-	r, errno := so.replies.get(so.ep, &s.key, w.flushDown)
+	r, errno := so.replies.get(so.ep, wire, w.flushDown)
 	if errno != 0 {
 		return so, false
 	}

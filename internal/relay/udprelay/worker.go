@@ -72,6 +72,12 @@ type worker struct {
 	conns     map[uint32]*Conn // of held sessions
 	notes     map[uint32]*note // of sessions with the flag noted
 
+	vias     []via // 0: none
+	viaIndex map[key]uint32
+	freeVias []uint32
+	kept     []uint32 // the ones that are kept without a session
+	hand     int      // the one of them that was looked at last
+
 	rx      *receiver // from clients
 	in      inbox
 	up      *sender   // to one backend
@@ -81,6 +87,8 @@ type worker struct {
 	downSo  *socket
 	upSum   tally
 	downSum tally
+
+	headsDown [maxMsgs][proxyproto.LenSPP]byte // by message of down, where its datagrams have one
 
 	// kept here so that callbacks cost no allocation
 	opening Opening
@@ -119,6 +127,8 @@ func newWorker(id int, log *zap.Logger, off offload, cl *claims) (_ *worker, err
 		pathIndex: make(map[*relay.Path]uint32),
 		conns:     make(map[uint32]*Conn),
 		notes:     make(map[uint32]*note),
+		vias:      make([]via, 1),
+		viaIndex:  make(map[key]uint32),
 		rx:        newReceiver(batch, true),
 		rxDown:    newReceiver(replyBufs, false),
 		up:        new(sender),
@@ -270,6 +280,7 @@ func (w *worker) contain(more *bool) {
 			w.end(c.slot, relay.Error) // never told to an owner, for it was not established
 		}
 	}
+	w.opened()
 }
 
 // handle deals with an event, or again with a socket that was not emptied. A
