@@ -57,7 +57,7 @@ func (s *Settings) CaddyfileOptions() caddyopt.Options {
 				"key":          caddyopt.Strings(&s.Cache.Key),
 				"positive_ttl": caddyopt.Ptr(&s.Cache.PositiveTTL, caddyopt.Duration),
 				"negative_ttl": caddyopt.Ptr(&s.Cache.NegativeTTL, caddyopt.Duration),
-				"max_entries":  caddyopt.Int(&s.Cache.MaxEntries),
+				"max_entries":  caddyopt.Ptr(&s.Cache.MaxEntries, caddyopt.Int),
 			})
 		}),
 		"target_connect_timeout": caddyopt.Ptr(&s.TargetConnectTimeout, caddyopt.Duration),

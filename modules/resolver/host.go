@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -48,9 +49,10 @@ func Load(ctx caddy.Context, name string, raw json.RawMessage, known func(pool s
 	if err != nil {
 		return nil, err
 	}
-	mod, err := ctx.LoadModuleByID(namespace+"."+kind, options)
-	if err != nil {
-		return nil, err
+	id := namespace + "." + kind
+	mod, err := ctx.LoadModuleByID(id, options)
+	if err != nil { // without Caddy's words before the key
+		return nil, errors.New(strings.TrimPrefix(err.Error(), "provision "+id+": "))
 	}
 	r, ok := mod.(Resolver)
 	if !ok {

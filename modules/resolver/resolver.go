@@ -120,7 +120,7 @@ type Cache struct {
 
 	// How many answers are kept, at most 1000000. The one unused for longest
 	// makes room. Default: 200000.
-	MaxEntries int `json:"max_entries,omitempty"`
+	MaxEntries *int `json:"max_entries,omitempty"`
 }
 
 // DefaultTimeout is the default of timeout.
@@ -164,9 +164,7 @@ func (s *Settings) Provision(caddy.Context) error {
 	if c := s.Cache; c != nil {
 		or(&c.PositiveTTL, caddy.Duration(defaultPositiveTTL))
 		or(&c.NegativeTTL, caddy.Duration(defaultNegativeTTL))
-		if c.MaxEntries == 0 {
-			c.MaxEntries = defaultMaxEntries
-		}
+		or(&c.MaxEntries, defaultMaxEntries)
 		s.parts = nil
 		for i, text := range c.Key {
 			p, err := parseKeyPart(text)
@@ -212,8 +210,8 @@ func (s *Settings) Validate() error {
 		return fmt.Errorf("cache.positive_ttl: %v is negative", time.Duration(*c.PositiveTTL))
 	case *c.NegativeTTL < 0:
 		return fmt.Errorf("cache.negative_ttl: %v is negative", time.Duration(*c.NegativeTTL))
-	case c.MaxEntries < 1 || c.MaxEntries > mostEntries:
-		return fmt.Errorf("cache.max_entries: %d is not from 1 to %d", c.MaxEntries, mostEntries)
+	case *c.MaxEntries < 1 || *c.MaxEntries > mostEntries:
+		return fmt.Errorf("cache.max_entries: %d is not from 1 to %d; leave it out for %d", *c.MaxEntries, mostEntries, defaultMaxEntries)
 	}
 	return nil
 }

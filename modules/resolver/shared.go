@@ -41,7 +41,7 @@ func takeShared(k sharedKey, c *Cache) (*shared, error) {
 		s := &shared{slots: make(chan struct{}, maxCalls)}
 		if c != nil {
 			var err error
-			if s.entries, err = simplelru.NewLRU[cacheKey, entry](c.MaxEntries, nil); err != nil {
+			if s.entries, err = simplelru.NewLRU[cacheKey, entry](*c.MaxEntries, nil); err != nil {
 				return nil, err
 			}
 		}

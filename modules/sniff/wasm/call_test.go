@@ -219,7 +219,7 @@ func TestBreakerIgnoresLateCalls(t *testing.T) {
 func TestBreakerOverReloads(t *testing.T) {
 	dir := fill(t, map[string][]byte{"x.wasm": guest(t, "trap")})
 	load := func() *Host {
-		h := &Host{Dir: dir, CallTimeout: slow}
+		h := &Host{Dir: dir, CallTimeout: new(slow)}
 		if err := provision(t, h); err != nil {
 			t.Fatal(err)
 		}

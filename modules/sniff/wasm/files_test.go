@@ -84,7 +84,7 @@ func TestScan(t *testing.T) {
 		"pinned, kept of another hash": {files: map[string][]byte{"a.wasm": bad, ".a.wasm.prev": other}, pins: pins(map[string][]byte{"a": good}), err: "module a: "},
 	} {
 		t.Run(name, func(t *testing.T) {
-			h := &Host{Dir: fill(t, tc.files), CallTimeout: slow, Modules: tc.pins}
+			h := &Host{Dir: fill(t, tc.files), CallTimeout: new(slow), Modules: tc.pins}
 			if tc.setup != nil {
 				if err := tc.setup(h.Dir); err != nil {
 					t.Fatal(err)
@@ -147,7 +147,7 @@ func TestReloadsLeakNothing(t *testing.T) {
 	load := func(pins map[string]*Pin) (*Host, error) {
 		ctx, cancel := caddy.NewContext(caddy.Context{Context: context.Background()})
 		defer cancel()
-		h := &Host{Dir: dir, CallTimeout: slow, Modules: pins}
+		h := &Host{Dir: dir, CallTimeout: new(slow), Modules: pins}
 		return h, h.Provision(ctx)
 	}
 	var old *Host
@@ -202,7 +202,7 @@ func TestReloadsLeakNothing(t *testing.T) {
 
 // A flow of the old config may be in a call while it is cleaned up.
 func TestCleanupWaitsForCalls(t *testing.T) {
-	h := &Host{Dir: fill(t, map[string][]byte{"a.wasm": guest(t, "ok-host")}), CallTimeout: slow}
+	h := &Host{Dir: fill(t, map[string][]byte{"a.wasm": guest(t, "ok-host")}), CallTimeout: new(slow)}
 	ctx, cancel := caddy.NewContext(caddy.Context{Context: context.Background()})
 	defer cancel()
 	if err := h.Provision(ctx); err != nil {
@@ -252,7 +252,7 @@ func TestConfigStrings(t *testing.T) {
 	b := guest(t, "ok-config")
 	list := pins(map[string][]byte{"blue": b, "none": b})
 	list["blue"].Config = new("blue")
-	h := &Host{Dir: fill(t, map[string][]byte{"blue.wasm": b, "none.wasm": b}), CallTimeout: slow, Modules: list}
+	h := &Host{Dir: fill(t, map[string][]byte{"blue.wasm": b, "none.wasm": b}), CallTimeout: new(slow), Modules: list}
 	if err := provision(t, h); err != nil {
 		t.Fatal(err)
 	}
@@ -423,7 +423,7 @@ func TestManageNames(t *testing.T) {
 
 func TestManagePinned(t *testing.T) {
 	one, two := guest(t, "key-only"), guest(t, "ok-host")
-	h := &Host{Dir: fill(t, nil), CallTimeout: slow, Modules: pins(map[string][]byte{"a": one})}
+	h := &Host{Dir: fill(t, nil), CallTimeout: new(slow), Modules: pins(map[string][]byte{"a": one})}
 	if err := provision(t, h); err != nil {
 		t.Fatal(err)
 	}

@@ -18,6 +18,7 @@ import (
 
 	"github.com/wayhouse-proxy/wayhouse/internal/caddyopt"
 	"github.com/wayhouse-proxy/wayhouse/internal/metrics"
+	"github.com/wayhouse-proxy/wayhouse/internal/strictjson"
 	"github.com/wayhouse-proxy/wayhouse/modules/sniff"
 )
 
@@ -31,11 +32,11 @@ type Host struct {
 
 	// How long a call may take, with making its instance. A call waits as long
 	// again, at most, for others to end. Default: 20ms
-	CallTimeout caddy.Duration `json:"call_timeout,omitempty"`
+	CallTimeout *caddy.Duration `json:"call_timeout,omitempty"`
 
 	// How much memory an instance may have, in bytes or as a string such as
 	// 16MiB. It is rounded down to pages of 64 KiB. Default: 16MiB
-	MaxMemory Size `json:"max_memory,omitempty"`
+	MaxMemory *Size `json:"max_memory,omitempty"`
 
 	// The modules that may be in the directory, by name. If there are any, a file
 	// that is not listed, has another hash or does not load fails the whole
@@ -86,19 +87,26 @@ func (*Host) CaddyModule() caddy.ModuleInfo {
 	return caddy.ModuleInfo{ID: "wayhouse.sniffer_hosts.wasm", New: func() caddy.Module { return new(Host) }}
 }
 
+// UnmarshalJSON decodes the host with errors that name the key.
+func (h *Host) UnmarshalJSON(b []byte) error {
+	type plain Host
+	return strictjson.Unmarshal(b, (*plain)(h))
+}
+
 // Provision reads the directory and compiles what is in it.
 func (h *Host) Provision(ctx caddy.Context) error {
 	h.logger = ctx.Logger()
-	if h.CallTimeout == 0 {
-		h.CallTimeout = caddy.Duration(defaultTimeout)
+	timeout, memory := defaultTimeout, Size(defaultMemory)
+	if h.CallTimeout != nil {
+		timeout = time.Duration(*h.CallTimeout)
 	}
-	if h.MaxMemory == 0 {
-		h.MaxMemory = defaultMemory
+	if h.MaxMemory != nil {
+		memory = *h.MaxMemory
 	}
-	if err := h.check(); err != nil {
+	if err := h.check(timeout, memory); err != nil {
 		return err
 	}
-	h.limits = limits{timeout: time.Duration(h.CallTimeout), memory: int(h.MaxMemory) / pageSize * pageSize}
+	h.limits = limits{timeout: timeout, memory: int(memory) / pageSize * pageSize}
 	h.loaded, h.refused = make(map[string]*loaded), make(map[string]error)
 	if err := metrics.Register(ctx.GetMetricsRegistry()); err != nil {
 		return err
@@ -113,14 +121,14 @@ func (h *Host) Provision(ctx caddy.Context) error {
 
 // check looks at the config before anything is done with it, which is earlier
 // than Validate would.
-func (h *Host) check() error {
+func (h *Host) check(timeout time.Duration, memory Size) error {
 	switch {
 	case h.Dir == "":
 		return errors.New("dir: the directory of the modules is missing")
-	case h.CallTimeout < caddy.Duration(time.Millisecond):
-		return fmt.Errorf("call_timeout: %v is less than 1ms", time.Duration(h.CallTimeout))
-	case h.MaxMemory < 1 || h.MaxMemory > mostMemory:
-		return fmt.Errorf("max_memory: %d is not between 1 byte and 4GiB", h.MaxMemory)
+	case timeout < time.Millisecond:
+		return fmt.Errorf("call_timeout: %v is less than 1ms; leave it out for %v", timeout, defaultTimeout)
+	case memory < 1 || memory > mostMemory:
+		return fmt.Errorf("max_memory: %d is not between 1 byte and 4GiB; leave it out for 16MiB", memory)
 	}
 	for _, name := range slices.Sorted(maps.Keys(h.Modules)) {
 		pin := h.Modules[name]
@@ -177,8 +185,8 @@ func (h *Host) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	d.Next() // consume host name
 	return caddyopt.Block(d, caddyopt.Options{
 		"dir":          caddyopt.String(&h.Dir),
-		"call_timeout": caddyopt.Duration(&h.CallTimeout),
-		"max_memory":   caddyopt.Size((*int64)(&h.MaxMemory)),
+		"call_timeout": caddyopt.Ptr(&h.CallTimeout, caddyopt.Duration),
+		"max_memory":   caddyopt.Ptr(&h.MaxMemory, func(s *Size) caddyopt.Option { return caddyopt.Size((*int64)(s)) }),
 		"module":       caddyopt.Many(caddyopt.Func(h.unmarshalModule)),
 	})
 }

@@ -64,7 +64,7 @@ func provision(t testing.TB, h *Host) error {
 // hostOf is a host with these files.
 func hostOf(t testing.TB, timeout caddy.Duration, files map[string][]byte) *Host {
 	t.Helper()
-	h := &Host{Dir: fill(t, files), CallTimeout: timeout}
+	h := &Host{Dir: fill(t, files), CallTimeout: &timeout}
 	if err := provision(t, h); err != nil {
 		t.Fatal(err)
 	}
@@ -86,19 +86,23 @@ func TestConfig(t *testing.T) {
 	for in, want := range map[string]string{
 		`{"dir": "."}`: "",
 		`{"dir": ".", "call_timeout": "5ms", "max_memory": "1MiB", "modules": {"a": {"sha256": "` + zeros + `", "config": "x"}}}`: "",
-		`{"dir": ".", "max_memory": 1}`:                                "",
-		`{}`:                                                           "dir: ",
-		`{"dir": ".", "call_timeout": 5}`:                              "call_timeout: ",
-		`{"dir": ".", "call_timeout": "-5ms"}`:                         "call_timeout: ",
-		`{"dir": ".", "max_memory": "8GiB"}`:                           "max_memory: ",
-		`{"dir": ".", "max_memory": "5 MB"}`:                           "not a size",
-		`{"dir": ".", "modules": {"a": {}}}`:                           "modules.a.sha256: ",
-		`{"dir": ".", "modules": {"a": null}}`:                         "modules.a: ",
-		`{"dir": ".", "modules": {"a": {"sha256": "` + zeros + `0"}}}`: "modules.a.sha256: ",
+		`{"dir": ".", "max_memory": 1}`:                                             "",
+		`{}`:                                                                        "dir: ",
+		`{"dir": ".", "call_timeout": 5}`:                                           "call_timeout: ",
+		`{"dir": ".", "call_timeout": "-5ms"}`:                                      "call_timeout: ",
+		`{"dir": ".", "max_memory": "8GiB"}`:                                        "max_memory: ",
+		`{"dir": ".", "max_memory": "5 MB"}`:                                        "max_memory: \"5 MB\" is not a size",
+		`{"dir": ".", "call_timeout": 0}`:                                           "call_timeout: 0s is less than 1ms; leave it out for 20ms",
+		`{"dir": ".", "max_memory": 0}`:                                             "max_memory: 0 is not between 1 byte and 4GiB; leave it out for 16MiB",
+		`{"dir": ".", "max_mem": 5}`:                                                "max_mem: unknown key; did you mean max_memory?",
+		`{"dir": ".", "modules": {"a": {"sha": "0"}}}`:                              "modules.a.sha: unknown key",
+		`{"dir": ".", "modules": {"a": {}}}`:                                        "modules.a.sha256: ",
+		`{"dir": ".", "modules": {"a": null}}`:                                      "modules.a: ",
+		`{"dir": ".", "modules": {"a": {"sha256": "` + zeros + `0"}}}`:              "modules.a.sha256: ",
 		`{"dir": ".", "modules": {"a": {"sha256": "` + zeros + `", "config": ""}}}`: "modules.a.config: ",
 		`{"dir": ".", "modules": {"a b": {"sha256": "` + zeros + `"}}}`:             `"a b"`,
 		`{"dir": ".", "modules": {"": {"sha256": "` + zeros + `"}}}`:                "empty",
-		`{"dir": "host.go"}`: "dir: ",
+		`{"dir": "host.go"}`:                                                        "dir: ",
 	} {
 		h := new(Host)
 		err := json.Unmarshal([]byte(in), h)

@@ -46,7 +46,7 @@ func TestSwapped(t *testing.T) {
 	ran, refused := 0, 0
 	for most := testkit.Scaled(2000, 50000); ran+refused < most; {
 		ctx, cancel := caddy.NewContext(caddy.Context{Context: context.Background()})
-		h := &Host{Dir: dir, CallTimeout: slow, Modules: pins(map[string][]byte{"a": good})}
+		h := &Host{Dir: dir, CallTimeout: new(slow), Modules: pins(map[string][]byte{"a": good})}
 		err := h.Provision(ctx)
 		switch {
 		case err != nil && !strings.Contains(err.Error(), "module a: "):
