@@ -10,8 +10,7 @@ import (
 	kit "github.com/wayhouse-proxy/wayhouse/internal/testkit"
 )
 
-// TestPanics has a matcher, a handler and a balancer panic, on connections and on
-// sessions.
+// TestPanics has a module of each kind panic, on connections and on sessions.
 // Each panic costs its own flow and is counted.
 func TestPanics(t *testing.T) {
 	b := newGame(t)
@@ -19,15 +18,24 @@ func TestPanics(t *testing.T) {
 	routes := func(pool string) []kit.M {
 		return []kit.M{kit.Match(kit.M{"panicky": kit.M{}}, kit.M{"handler": "panicky"}), kit.Route(kit.M{"handler": "pool", "pool": pool})}
 	}
-	picks := kit.Local(kit.Port(t))
-	p := kit.Start(t, kit.App(kit.M{
-		"t":      kit.Listener([]string{"tcp/" + addr}, routes("tcp")...),
-		"u":      kit.Listener([]string{"udp/" + addr}, routes("udp")...),
-		"picks":  kit.ToPool("picks", "tcp/"+picks),
-		"upicks": kit.ToPool("picks", "udp/"+picks),
-	}, kit.M{
+	listeners := kit.M{
+		"t": kit.Listener([]string{"tcp/" + addr}, routes("tcp")...),
+		"u": kit.Listener([]string{"udp/" + addr}, routes("udp")...),
+	}
+	others := map[string]string{} // address of the listeners NAME-tcp and NAME-udp, which panic whatever is sent
+	for name, l := range map[string]kit.M{
+		"balancer": kit.ToPool("picky"),
+		"filter":   kit.With(kit.ToPool("tcp"), kit.M{"filters": kit.A{kit.M{"filter": "panicky"}}}),
+		"sniffer":  kit.Listener(nil, kit.Match(kit.M{"sniffer": kit.M{"name": "panicky"}}, kit.M{"handler": "echo"})),
+	} {
+		others[name] = kit.Local(kit.Port(t))
+		for _, network := range []string{"tcp", "udp"} {
+			listeners[name+"-"+network] = kit.With(l, kit.M{"bind": []string{network + "/" + others[name]}})
+		}
+	}
+	p := kit.Start(t, kit.App(listeners, kit.M{
 		"tcp": kit.Pool(b.tcp.Addr), "udp": kit.Pool(b.udp.Addr),
-		"picks": kit.With(kit.Pool(b.tcp.Addr), kit.M{"balancer": kit.M{"policy": "panicky"}}),
+		"picky": kit.With(kit.Pool(b.tcp.Addr), kit.M{"balancer": kit.M{"policy": "panicky"}}),
 	}), kit.Options{Package: "./test/panicky", Broken: true})
 	load := b.load(t, 20) // its frames begin with a W
 	before := p.Usage()
@@ -36,11 +44,20 @@ func TestPanics(t *testing.T) {
 		for _, network := range []string{"tcp", "udp"} {
 			send(t, network, addr, "P")
 			send(t, network, addr, "M")
-			send(t, network, picks, "x")
+			for _, to := range others {
+				send(t, network, to, "x")
+			}
 		}
 	}
-	for l, n := range map[string]float64{"t": 2 * each, "u": 2 * each, "picks": each, "upicks": each} {
-		kit.Settles(t, "panics_total of "+l, n, func() float64 { return p.Metric("panics_total", "listener", l) })
+	counted := func(l string, want float64) {
+		t.Helper()
+		kit.Settles(t, "panics_total of "+l, want, func() float64 { return p.Metric("panics_total", "listener", l) })
+	}
+	counted("t", 2*each)
+	counted("u", 2*each)
+	for name := range others {
+		counted(name+"-tcp", each)
+		counted(name+"-udp", each)
 	}
 	load.Round(t)
 	kit.Settles(t, "active_connections", 20.0, func() float64 { return p.Metric("active_connections", "listener", "t") })

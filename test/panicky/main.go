@@ -1,5 +1,5 @@
-// Command panicky is wayhouse with a matcher, a handler and a balancer that
-// panic, to test that a mistake in a module ends one flow and nothing else.
+// Command panicky is wayhouse with a matcher, a handler, a balancer, a filter and
+// a sniffer that panic, to test that a mistake in a module ends one flow and nothing else.
 package main
 
 import (
@@ -10,12 +10,16 @@ import (
 
 	_ "github.com/wayhouse-proxy/wayhouse"
 	"github.com/wayhouse-proxy/wayhouse/modules/balancer"
+	"github.com/wayhouse-proxy/wayhouse/modules/filter"
+	"github.com/wayhouse-proxy/wayhouse/modules/sniff"
 )
 
 func init() {
 	caddy.RegisterModule(Matcher{})
 	caddy.RegisterModule(Handler{})
 	caddy.RegisterModule(Balancer{})
+	caddy.RegisterModule(Filter{})
+	caddy.RegisterModule(Sniffer{})
 }
 
 func main() { caddycmd.Main() }
@@ -62,9 +66,33 @@ func (Balancer) CaddyModule() caddy.ModuleInfo {
 // Pick implements balancer.Balancer.
 func (Balancer) Pick([]balancer.Candidate, balancer.Flow) int { panic("the balancer was asked") }
 
+// Filter panics.
+type Filter struct{}
+
+// CaddyModule returns the Caddy module information.
+func (Filter) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{ID: "wayhouse.filters.panicky", New: func() caddy.Module { return new(Filter) }}
+}
+
+// Check implements filter.Filter.
+func (Filter) Check(filter.Flow) string { panic("the filter was asked") }
+
+// Sniffer panics.
+type Sniffer struct{}
+
+// CaddyModule returns the Caddy module information.
+func (Sniffer) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{ID: "wayhouse.sniffers.panicky", New: func() caddy.Module { return new(Sniffer) }}
+}
+
+// Sniff implements sniff.Sniffer.
+func (Sniffer) Sniff(*sniff.Input, *sniff.Hint) sniff.Verdict { panic("the sniffer was asked") }
+
 // Interface guards
 var (
 	_ layer4.ConnMatcher = Matcher{}
 	_ layer4.NextHandler = Handler{}
 	_ balancer.Balancer  = Balancer{}
+	_ filter.Filter      = Filter{}
+	_ sniff.Sniffer      = Sniffer{}
 )
