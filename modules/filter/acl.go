@@ -35,15 +35,15 @@ type ACL struct {
 
 	// URLs of such files, https:// or, on loopback, http://. They are asked when
 	// the config starts and after each refresh_interval; a failure leaves the list
-	// as it was. Until the first good answer nobody is denied by it. Placeholders are
+	// as it was, which is kept for a restart of the process too. A config whose list
+	// has never been fetched is not loaded while it cannot be. Placeholders are
 	// replaced at load.
 	URLs []string `json:"urls,omitempty"`
 
 	// Files with networks that are allowed.
 	AllowFiles []string `json:"allow_files,omitempty"`
 
-	// URLs of networks that are allowed. Until the first good answer nobody is
-	// allowed by it.
+	// URLs of networks that are allowed.
 	AllowURLs []string `json:"allow_urls,omitempty"`
 
 	// How often a URL is asked, from 10s to 24h. Default: 1h.
@@ -51,6 +51,7 @@ type ACL struct {
 
 	allow, deny           *cidr.Set
 	allowLists, denyLists []*list
+	remote                []remote
 	closed                bool // who is not allowed is refused
 	interval              time.Duration
 	logger                *zap.Logger
@@ -104,12 +105,16 @@ func (a *ACL) Provision(ctx caddy.Context) error {
 		{"allow_urls", a.AllowURLs, urlList, &a.allowLists},
 	} {
 		for i, name := range part.names {
+			path := fmt.Sprintf("%s[%d]", part.key, i)
 			l, err := takeList(part.kind, repl.ReplaceAll(name, ""))
 			if l != nil {
 				*part.to = append(*part.to, l)
 			}
 			if err != nil {
-				return fmt.Errorf("%s[%d]: %w", part.key, i, err)
+				return fmt.Errorf("%s: %w", path, err)
+			}
+			if part.kind == urlList {
+				a.remote = append(a.remote, remote{path, l})
 			}
 		}
 	}
@@ -146,7 +151,7 @@ func (a *ACL) Cleanup() error {
 	for l := range a.lists {
 		errs = append(errs, giveList(l))
 	}
-	a.allowLists, a.denyLists = nil, nil
+	a.allowLists, a.denyLists, a.remote = nil, nil, nil
 	return errors.Join(errs...)
 }
 
@@ -160,8 +165,15 @@ func (a *ACL) lists(yield func(*list) bool) {
 	}
 }
 
+// remote is a list that is fetched, and where the config has it.
+type remote struct {
+	path string
+	*list
+}
+
 // Start implements Starter: it has the lists followed, and waits a while for
-// the first answers of URLs.
+// the first answers of URLs. One of which nothing is known at all is an error: as an
+// empty list it would let in whom it is to keep out.
 func (a *ACL) Start() error {
 	for l := range a.lists {
 		l.follow(a.interval, a.logger)
@@ -169,12 +181,21 @@ func (a *ACL) Start() error {
 	}
 	wait := time.NewTimer(firstAnswer)
 	defer wait.Stop()
-	for l := range a.lists {
+	for _, l := range a.remote {
 		select {
 		case <-l.tried:
 		case <-wait.C:
-			return nil
+			wait.Reset(0) // nor is there any time for the others
 		}
+		if l.set.Load() != nil {
+			continue
+		}
+		a.Stop()
+		err := fmt.Errorf("no answer within %v", firstAnswer)
+		if why := l.failed.Load(); why != nil {
+			err = *why
+		}
+		return fmt.Errorf("%s: %s cannot be fetched, and no earlier answer is kept: %w", l.path, l.name, err)
 	}
 	return nil
 }

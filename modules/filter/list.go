@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"math/rand/v2"
 	"net"
 	"net/http"
@@ -59,8 +60,9 @@ type list struct {
 
 	readMu sync.Mutex // guards file
 	file   file
-	etag   string    // the worker's
-	once   sync.Once // closes tried
+	etag   string                // the worker's
+	failed atomic.Pointer[error] // why the URL was not read the last time; nil: it was
+	once   sync.Once             // closes tried
 }
 
 type listKey struct {
@@ -230,8 +232,16 @@ var client = &http.Client{
 	},
 }
 
-// refresh asks the URL again and again.
+// refresh asks the URL again and again. Until it answers, what was kept holds.
 func (l *list) refresh(ctx context.Context) {
+	if l.set.Load() == nil {
+		switch since, err := l.restore(); {
+		case err == nil:
+			l.logger.Load().Info("list of networks as it was last known", zap.Time("since", since), zap.Int("networks", l.set.Load().Len()))
+		case !errors.Is(err, fs.ErrNotExist):
+			l.logger.Load().Warn("list of networks was kept and cannot be read", zap.Error(err))
+		}
+	}
 	retry := minRetry
 	for {
 		wait := time.Duration(l.interval.Load())
@@ -239,11 +249,14 @@ func (l *list) refresh(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		l.settled()
 		if err == nil {
+			l.failed.Store(nil)
+			l.settled()
 			retry = minRetry
 			wait -= rand.N(wait / 10) // so that not all lists are asked for at once
 		} else {
+			l.failed.Store(&err)
+			l.settled()
 			wait, retry = min(wait, retry), min(2*retry, maxRefresh)
 			listRefresh.WithLabelValues(l.name, "error").Inc()
 			l.logger.Load().Warn("list of networks cannot be fetched; the one before stays", zap.Error(err),
@@ -282,6 +295,9 @@ func (l *list) ask(ctx context.Context) error {
 	switch {
 	case resp.StatusCode == http.StatusNotModified && l.etag != "":
 		l.good("unchanged")
+		if err := l.touch(); err != nil {
+			l.notKept(err)
+		}
 		return nil
 	case resp.StatusCode/100 == 3:
 		return fmt.Errorf("status %d: redirects are not followed", resp.StatusCode)
@@ -297,11 +313,20 @@ func (l *list) ask(ctx context.Context) error {
 		return fmt.Errorf("line %w", err)
 	}
 	if set.Len() == 0 {
-		return errors.New("the answer has no networks")
+		return fmt.Errorf("the answer %w", errNoNetworks)
 	}
 	l.etag = resp.Header.Get("Etag")
 	l.took(set)
+	if err := l.keep(content); err != nil {
+		l.notKept(err)
+	}
 	return nil
+}
+
+var errNoNetworks = errors.New("has no networks")
+
+func (l *list) notKept(err error) {
+	l.logger.Load().Warn("list of networks cannot be kept for a restart of the process", zap.Error(err))
 }
 
 // Bounds of a list.

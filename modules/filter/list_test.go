@@ -1,13 +1,17 @@
 package filter
 
 import (
+	"context"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
+	"github.com/caddyserver/caddy/v2"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	kit "github.com/wayhouse-proxy/wayhouse/internal/testkit"
@@ -159,31 +163,69 @@ func TestFeed(t *testing.T) {
 	}
 }
 
-// TestFeedThatIsDown denies nobody and allows nobody.
+// TestFeedThatIsDown starts with and without an answer that was kept.
 func TestFeedThatIsDown(t *testing.T) {
-	f := newFeed(t, func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(500) })
-	deny := mustChain(t, `[{"filter": "acl", "urls": ["`+f.URL+`"]}]`)
-	allow := mustChain(t, `[{"filter": "acl", "allow_urls": ["`+f.URL+`"], "allow": ["192.0.2.7"]}]`)
-	for _, c := range []*Chain{deny, allow} {
-		start(t, c)
-		defer c.Stop()
+	down := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(500) })
+	f := newFeed(t, down)
+	deny := `[{"filter": "source_limit", "max_per_ip": 9}, {"filter": "acl", "urls": ["` + f.URL + `?key=secret"]}]`
+	allow := `[{"filter": "acl", "allow_urls": ["` + f.URL + `?key=secret"], "allow": ["192.0.2.7"]}]`
+	run := func(config string) (*Chain, func(), error) { // as a process does that starts and ends
+		ctx, cancel := caddy.NewContext(caddy.Context{Context: context.Background()})
+		c, err := Load(ctx, t.Name(), rawList(t, config))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Start(); err != nil {
+			cancel()
+			return nil, nil, err
+		}
+		return c, func() { c.Stop(); cancel() }, nil
 	}
-	if rule := deny.Check(from(t, "192.0.2.1")); rule != "" {
-		t.Errorf("denied by %q", rule)
-	}
-	for client, want := range map[string]string{"192.0.2.1": RuleACL, "192.0.2.7": ""} {
-		if rule := allow.Check(from(t, client)); rule != want {
-			t.Errorf("%s: %q, want %q", client, rule, want)
+	unknown := func(what string) {
+		t.Helper()
+		for config, path := range map[string]string{deny: "filters[1]: urls[0]", allow: "filters[0]: allow_urls[0]"} {
+			if _, _, err := run(config); err == nil || err.Error() != path+": "+f.URL+" cannot be fetched, and no earlier answer is kept: status 500" {
+				t.Errorf("%s: %v", what, err)
+			}
 		}
 	}
+	unknown("never fetched")
+
 	good := says("192.0.2.1\n")
 	f.answer.Store(&good)
-	if err := again(t, f.URL); err != nil {
+	_, end, err := run(deny)
+	if err != nil {
 		t.Fatal(err)
 	}
-	if allow.Check(from(t, "192.0.2.1")) != "" || deny.Check(from(t, "192.0.2.1")) != RuleACL {
-		t.Error("the first good answer does not hold in both filters")
+	end()
+	f.answer.Store(&down)
+	for config, want := range map[string][2]string{deny: {RuleACL, ""}, allow: {"", RuleACL}} {
+		c, end, err := run(config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, client := range []string{"192.0.2.1", "192.0.2.2"} {
+			if rule := c.Check(from(t, client)); rule != want[i] {
+				t.Errorf("%s by what was kept: %q, want %q", client, rule, want[i])
+			}
+		}
+		if n := testutil.ToFloat64(listLastOK.WithLabelValues(f.URL)); n > float64(time.Now().Unix()) || n < float64(time.Now().Add(-time.Minute).Unix()) {
+			t.Errorf("filter_list_last_ok is %v", n)
+		}
+		end()
 	}
+
+	l := &list{kind: urlList, where: f.URL + "?key=secret"}
+	for _, broken := range []string{"192.0.2.1\nnonsense\n", "", "# none\n", strings.Repeat("# all comment\n", maxList/10)} {
+		if err := l.keep([]byte(broken)); err != nil {
+			t.Fatal(err)
+		}
+		unknown(fmt.Sprintf("%.20q is kept", broken))
+	}
+	if err := os.Remove(l.kept()); err != nil {
+		t.Fatal(err)
+	}
+	unknown("removed")
 }
 
 // TestListIsShared holds that filters with the same list, and a reload, leave
