@@ -6,12 +6,8 @@ package overload
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math"
-	"os"
-	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -315,38 +311,6 @@ func measure(maxConns, maxSessions int64) (use int, reason string) {
 	}
 	return use, reason
 }
-
-// resident is the memory of the process.
-func resident() (int64, error) {
-	b, err := os.ReadFile("/proc/self/statm")
-	if err != nil {
-		return 0, err
-	}
-	f := strings.Fields(string(b))
-	if len(f) < 2 {
-		return 0, errors.New("statm has no second field")
-	}
-	n, err := strconv.ParseInt(f[1], 10, 64)
-	return n * int64(os.Getpagesize()), err
-}
-
-// memoryLimit is what the process may have: the limit of its control group, or
-// all there is.
-var memoryLimit = sync.OnceValue(func() int64 {
-	limit := int64(math.MaxInt64)
-	for _, path := range []string{"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"} {
-		if b, err := os.ReadFile(path); err == nil {
-			if n, err := strconv.ParseInt(strings.TrimSpace(string(b)), 10, 64); err == nil && n > 0 {
-				limit = min(limit, n)
-			}
-		}
-	}
-	var info unix.Sysinfo_t
-	if unix.Sysinfo(&info) == nil {
-		limit = min(limit, int64(info.Totalram)*int64(info.Unit))
-	}
-	return limit
-})
 
 var (
 	levelDesc  = metrics.Desc("overload_level", "How freely new flows are taken: 0 all, 1 strangers pass a gate, 2 none but those who come back.")
