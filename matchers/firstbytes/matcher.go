@@ -109,8 +109,12 @@ func (m *Matcher) MatchFlow(f *sniff.Flow, _, _ netip.AddrPort) (bool, error) {
 }
 
 // Recognises implements listener.Recogniser.
-func (m *Matcher) Recognises(first []byte, _ netip.Addr) bool {
-	return m.look(&sniff.Input{Bytes: first, Datagrams: whole, Final: true}) == yes
+func (m *Matcher) Recognises(first []byte, _ netip.Addr, more bool) bool {
+	in := sniff.Input{Bytes: first}
+	if !more {
+		in.Datagrams, in.Final = whole, true
+	}
+	return m.look(&in) == yes
 }
 
 // whole says that the bytes of an input are all there is.

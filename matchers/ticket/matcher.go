@@ -122,7 +122,7 @@ func (m *Matcher) MatchFlow(f *sniff.Flow, client, _ netip.AddrPort) (bool, erro
 }
 
 // Recognises implements listener.Recogniser.
-func (m *Matcher) Recognises(first []byte, client netip.Addr) bool {
+func (m *Matcher) Recognises(first []byte, client netip.Addr, _ bool) bool {
 	return len(first) >= m.Offset+ticket.Len && m.checker.Check(first[m.Offset:], client, time.Now()) == nil
 }
 

@@ -2,6 +2,7 @@ package flow
 
 import (
 	"maps"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -10,7 +11,7 @@ import (
 
 // Rule is one thing that keeps flows out of a listener: a filter, a limit.
 type Rule struct {
-	blocked prometheus.Counter
+	blocked func() prometheus.Counter // made when it is first asked for: some rules are counted elsewhere
 
 	tell atomic.Int64 // when the next flow may be told of, nanoseconds after started
 	held atomic.Int64 // how many were not since the last one
@@ -38,20 +39,20 @@ func (l *Listener) addRule(name string) *Rule {
 		maps.Copy(more, *m)
 	}
 	if more[name] == nil {
-		more[name] = &Rule{blocked: blocked.WithLabelValues(l.Name, name)}
+		more[name] = &Rule{blocked: sync.OnceValue(func() prometheus.Counter { return blocked.WithLabelValues(l.Name, name) })}
 		l.rules.Store(&more)
 	}
 	return more[name]
 }
 
 // Counter counts the flows that the rule keeps out.
-func (r *Rule) Counter() prometheus.Counter { return r.blocked }
+func (r *Rule) Counter() prometheus.Counter { return r.blocked() }
 
 // Count counts a flow that the rule keeps out.
-func (r *Rule) Count() { r.blocked.Inc() }
+func (r *Rule) Count() { r.blocked().Inc() }
 
 // Add counts n of them, which somebody else has turned away.
-func (r *Rule) Add(n uint64) { r.blocked.Add(float64(n)) }
+func (r *Rule) Add(n uint64) { r.blocked().Add(float64(n)) }
 
 // Tell reports whether this flow is one to tell of, and how many were not since
 // the last that was.

@@ -7,6 +7,7 @@ import (
 
 	"github.com/wayhouse-proxy/wayhouse/internal/cidr"
 	"github.com/wayhouse-proxy/wayhouse/internal/relay"
+	"github.com/wayhouse-proxy/wayhouse/internal/relay/udprelay"
 	"github.com/wayhouse-proxy/wayhouse/modules/filter"
 	"github.com/wayhouse-proxy/wayhouse/modules/flow"
 	"github.com/wayhouse-proxy/wayhouse/modules/overload"
@@ -15,8 +16,11 @@ import (
 // Who gets in. Nothing has been kept of a flow that is asked about here, and it
 // runs on the engines' workers: it allocates nothing and waits for nobody.
 //
-//	the process ends → overload → filters → first-packet gate → limits and caps,
+//	the process ends, overload → filters → first-packet gate → limits and caps,
 //	which count the flow in
+//
+// Of the first two whoever comes back is spared, for a hiccup of the network is no
+// reason to lose a player.
 //
 // Whoever is refused hears nothing; operators find the rule in the counters and,
 // sampled, in the log.
@@ -39,10 +43,11 @@ func (v *view) admit(client, local netip.AddrPort, udp bool, first []byte) (rule
 	defer v.contain(client, func() { rule, later = rulePanic, "" })
 	f := filter.Flow{Source: cidr.Plain(client.Addr()), Client: client, Local: local, UDP: udp, Stats: v.stats}
 	gate := v.gated(udp)
-	switch level := overload.Level(); {
-	case v.refusing.Load():
+	level, ending := overload.Level(), v.refusing.Load()
+	switch {
+	case level == 0 && !ending, flow.Returning(f.Source):
+	case ending:
 		rule = ruleDraining
-	case level == 0 || flow.Returning(f.Source):
 	case level == 1:
 		gate = overload.Rule
 	default:
@@ -101,6 +106,14 @@ func (v *view) tell(rule string, client, local netip.AddrPort, udp bool) {
 		v.logger.Info("refused", zap.String("proto", network(udp)), zap.Stringer("remote", client), zap.Stringer("local", local),
 			zap.String("rule", rule), zap.Int64("suppressed", held))
 	}
+}
+
+// drop refuses a datagram that no filter or limit has kept out, and tells of one
+// out of many.
+func (v *view) drop(o *udprelay.Opening, why relay.Drop) udprelay.Decision {
+	v.tell(why.String(), o.Client, o.Local, true)
+	o.Reason = why
+	return udprelay.Refuse
 }
 
 // countIn counts a flow in, or says which limit or cap is in its way.

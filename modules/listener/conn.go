@@ -173,6 +173,12 @@ func (c *TCPConn) reject(count prometheus.Counter) {
 	})
 }
 
+// turnAway is reject for a reason that no filter or limit has, and tells of it.
+func (c *TCPConn) turnAway(count prometheus.Counter, why relay.Drop) {
+	c.reject(count)
+	c.view.tell(why.String(), c.client, c.local, false)
+}
+
 func (c *TCPConn) info() relay.Info {
 	age := time.Since(c.opened)
 	path := c.path.Load()

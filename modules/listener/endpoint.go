@@ -159,5 +159,6 @@ func (ep *endpoint) Destruct() error {
 
 func (ep *endpoint) closeUDP(why relay.Reason) {
 	ep.udp.Close(why)
+	endGuests(func(g *guest) bool { return g.key.ep == ep }, why)
 	bound.remove(ep)
 }

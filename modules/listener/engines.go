@@ -64,8 +64,8 @@ func (e *Engines) Destruct() error {
 	return nil
 }
 
-// Flows calls yield for each live flow of both engines and of foreign
-// handlers until it returns false.
+// Flows calls yield for each live flow of both engines, of foreign handlers and
+// of servers on our networks until it returns false.
 func (e *Engines) Flows(yield func(*relay.Info) bool) {
 	more := true
 	each := func(i *relay.Info) bool {
@@ -79,11 +79,16 @@ func (e *Engines) Flows(yield func(*relay.Info) bool) {
 	if more {
 		taken.flows(each)
 	}
+	if more {
+		guestFlows(each)
+	}
 }
 
 // Flow is the live flow of that ID.
 func (e *Engines) Flow(id relay.ID) (relay.Info, bool) {
 	switch {
+	case id.UDP() && id.Worker() == takenWorker:
+		return guestFlow(id)
 	case id.UDP():
 		return e.UDP.Flow(id)
 	case id.Worker() == takenWorker:
@@ -95,6 +100,8 @@ func (e *Engines) Flow(id relay.ID) (relay.Info, bool) {
 // CloseFlow ends a flow.
 func (e *Engines) CloseFlow(id relay.ID, why relay.Reason) bool {
 	switch {
+	case id.UDP() && id.Worker() == takenWorker:
+		return endGuests(func(g *guest) bool { return g.id == id }, why) > 0
 	case id.UDP():
 		return e.UDP.CloseFlow(id, why)
 	case id.Worker() == takenWorker:

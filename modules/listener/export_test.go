@@ -4,6 +4,7 @@ import (
 	"net/netip"
 
 	"github.com/wayhouse-proxy/wayhouse/internal/relay/tcprelay"
+	"github.com/wayhouse-proxy/wayhouse/modules/flow"
 )
 
 // AcceptorAt decides about connections to a bound address; nil: nobody does.
@@ -18,4 +19,17 @@ func AcceptorAt(at netip.AddrPort) tcprelay.Acceptor {
 		}
 	}
 	return nil
+}
+
+// BoundGuests sets how many guests a listener may have.
+func BoundGuests(name string, most int64) { guestsOf(flow.ListenerOf(name)).most = most }
+
+// SweepGuests sweeps the guests of a listener, now or when all have been idle for
+// too long.
+func SweepGuests(name string, later bool) {
+	now := sinceStarted()
+	if later {
+		now += int64(heldIdle)
+	}
+	guestsOf(flow.ListenerOf(name)).sweep(now)
 }

@@ -16,11 +16,12 @@ import (
 // say, and for connections under overload, in a goroutine.
 
 // Recogniser is a matcher that knows clients by what they send first. It is
-// asked from the engines' workers, many at a time, and must not block. What it
-// does not recognise may be more bytes away, where the bytes are a stream's.
+// asked from the engines' workers, many at a time, and must not block. more says
+// that these are the first bytes of a stream and others may follow: it is asked
+// again then.
 type Recogniser interface {
 	layer4.ConnMatcher
-	Recognises(first []byte, client netip.Addr) bool
+	Recognises(first []byte, client netip.Addr, more bool) bool
 }
 
 // recognisers are those of the routes.
@@ -44,7 +45,7 @@ func (v *view) canRecognise() bool { return len(v.recognisers)+len(v.plan) > 0 }
 // sniffers of others have to be asked, which foreign allows.
 func (v *view) recognised(first []byte, client netip.Addr, udp, final, foreign bool) (yes, known bool) {
 	for _, r := range v.recognisers {
-		if r.Recognises(first, client) {
+		if r.Recognises(first, client, !udp && !final) {
 			return true, true
 		}
 	}
@@ -82,7 +83,10 @@ func (v *view) gateTCP(fd int, client, local netip.AddrPort) {
 	for deadline, passed := c.opened.Add(v.peek.Timeout), false; !passed; {
 		first, err := src.more(deadline, v.peek.MaxBytes)
 		final := err != nil || len(first) >= v.peek.MaxBytes
-		if passed, _ = v.recognised(first, client.Addr(), false, final, true); !passed && final {
+		if len(first) > 0 { // who says nothing is nobody that anyone knows
+			passed, _ = v.recognised(first, client.Addr(), false, final, true)
+		}
+		if !passed && final {
 			c.reject(v.stats.Rule(overload.Rule).Counter())
 			v.tell(overload.Rule, client, local, false)
 			return

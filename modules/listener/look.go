@@ -78,6 +78,7 @@ func (l *look) decide(o *tcprelay.Opening) tcprelay.Decision {
 		return tcprelay.Peek
 	case s == atRoute && v.routes[w.at].rejects:
 		v.stats.Turned.Inc()
+		v.tell(relay.Reject.String(), w.client, w.local, false)
 	case s == atWait, s == atRoute && v.dialers[w.at] == nil:
 		w.show(bytes.Clone(w.buf))
 		return tcprelay.Take
@@ -87,9 +88,11 @@ func (l *look) decide(o *tcprelay.Opening) tcprelay.Decision {
 		o.Dialer = Hosted(v.dialers[w.at], w.first.Known())
 	case s == atReject:
 		v.stats.Rejected.Inc()
+		v.tell(relay.SnifferReject.String(), w.client, w.local, false)
 	default:
 		v.unmatched(w.client, err)
 		v.stats.NoRoute.Inc()
+		v.tell(relay.NoRoute.String(), w.client, w.local, false)
 	}
 	l.walk = walk{}
 	l.flow.Reset(nil)

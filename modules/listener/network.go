@@ -5,17 +5,14 @@ import (
 	"fmt"
 	"maps"
 	"net"
-	"os"
 	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/caddyserver/caddy/v2"
 
 	"github.com/wayhouse-proxy/wayhouse/internal/relay"
-	"github.com/wayhouse-proxy/wayhouse/internal/relay/udprelay"
 )
 
 // The network wayhouse/NAME. A listener without routes offers what arrives to
@@ -70,11 +67,6 @@ type outlet struct {
 	key  outletKey
 	taps []*tap              // oldest first, guarded by outlets.mu; never empty
 	top  atomic.Pointer[tap] // the last of them
-}
-
-type datagram struct {
-	data []byte
-	from *diverted
 }
 
 // Backlogs of a tap. A datagram that finds its queue full is dropped.
@@ -241,22 +233,12 @@ func (t *tap) passOnLocked(c net.Conn) {
 	}
 }
 
-// passOn is passOnLocked for a datagram. One that finds the queue full is lost.
-func (t *tap) passOn(d datagram) {
-	if to := t.o.top.Load(); to != t {
-		select {
-		case to.grams <- d:
-		default:
-		}
-	}
-}
-
 // offer gives a connection to the server that listens on the listener's name,
 // or closes it when there is none or it does not keep up.
 func (v *view) offer(c *TCPConn) {
 	c.place.Store(v.offeredPlace())
 	if !outlets.give(v.name, c.local.Port(), c) {
-		c.reject(v.stats.NoRoute)
+		c.turnAway(v.stats.NoRoute, relay.NoRoute)
 		return
 	}
 	v.stats.Accepted.Inc()
@@ -328,115 +310,3 @@ func (a *acceptor) Accept() (net.Conn, error) {
 		return nil, net.ErrClosed
 	}
 }
-
-// diverted is the address of a client whose datagrams go to a packetConn: it
-// knows the way back.
-type diverted struct {
-	net.UDPAddr
-	way      udprelay.Way
-	ep       *endpoint
-	counters *relay.Counters
-}
-
-// divert gives a datagram to the server that listens on the listener's name.
-func (v *view) divert(ep *endpoint, o *udprelay.Opening) udprelay.Decision {
-	out := outlets.pick(v.name, o.Local.Port())
-	if out == nil {
-		o.Reason = relay.NoRoute
-		return udprelay.Refuse
-	}
-	d := datagram{
-		data: append([]byte(nil), o.Data...),
-		from: &diverted{UDPAddr: *net.UDPAddrFromAddrPort(o.Client), way: o.Way(), ep: ep, counters: o.Counters},
-	}
-	t := out.top.Load()
-	select {
-	case t.grams <- d:
-		if t.isClosed() { // since then: nobody reads it
-			outlets.drain(t)
-		}
-		o.Counters.PacketsC2S.Add(1)
-		o.Counters.BytesC2S.Add(uint64(len(d.data)))
-		return udprelay.Divert
-	default:
-		o.Reason = relay.PendingFull
-		return udprelay.Refuse
-	}
-}
-
-// packetConn is a net.PacketConn on an outlet.
-type packetConn struct {
-	*tap
-
-	mu       sync.Mutex
-	deadline time.Time
-	changed  chan struct{}
-}
-
-// ReadFrom implements net.PacketConn.
-func (p *packetConn) ReadFrom(b []byte) (int, net.Addr, error) {
-	for {
-		p.mu.Lock()
-		deadline := p.deadline
-		if p.changed == nil {
-			p.changed = make(chan struct{})
-		}
-		changed := p.changed
-		p.mu.Unlock()
-		var expired <-chan time.Time
-		if !deadline.IsZero() {
-			t := time.NewTimer(time.Until(deadline))
-			defer t.Stop()
-			expired = t.C
-		}
-		select {
-		case d := <-p.grams:
-			if p.isClosed() {
-				p.passOn(d)
-				return 0, nil, net.ErrClosed
-			}
-			return copy(b, d.data), d.from, nil
-		case <-p.closed:
-			return 0, nil, net.ErrClosed
-		case <-expired:
-			return 0, nil, os.ErrDeadlineExceeded
-		case <-changed:
-		}
-	}
-}
-
-// WriteTo implements net.PacketConn for the addresses that ReadFrom gave.
-func (p *packetConn) WriteTo(b []byte, addr net.Addr) (int, error) {
-	d, ok := addr.(*diverted)
-	if !ok {
-		return 0, fmt.Errorf("%v is not a client of %s", addr, p.Addr())
-	}
-	if err := d.ep.udp.WriteTo(b, &d.way); err != nil {
-		d.counters.Dropped[relay.ReplySend].Add(1)
-		return 0, err
-	}
-	d.counters.PacketsS2C.Add(1)
-	d.counters.BytesS2C.Add(uint64(len(b)))
-	return len(b), nil
-}
-
-// LocalAddr implements net.PacketConn.
-func (p *packetConn) LocalAddr() net.Addr { return p.Addr() }
-
-// SetDeadline implements net.PacketConn.
-func (p *packetConn) SetDeadline(t time.Time) error { return p.SetReadDeadline(t) }
-
-// SetReadDeadline implements net.PacketConn.
-func (p *packetConn) SetReadDeadline(t time.Time) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.deadline = t
-	if p.changed != nil {
-		close(p.changed)
-		p.changed = nil
-	}
-	return nil
-}
-
-// SetWriteDeadline implements net.PacketConn. Writes never wait.
-func (p *packetConn) SetWriteDeadline(time.Time) error { return nil }

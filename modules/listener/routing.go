@@ -481,15 +481,15 @@ func (v *view) serveTCP(fd int, client, local netip.AddrPort, w *walk, age time.
 			switch {
 			case w.handled: // a handler has had it
 			case s == atReject:
-				c.reject(v.stats.Rejected)
+				c.turnAway(v.stats.Rejected, relay.SnifferReject)
 			default:
-				c.reject(v.stats.NoRoute)
+				c.turnAway(v.stats.NoRoute, relay.NoRoute)
 			}
 			return
 		}
 		r := v.routes[w.at]
 		if r.rejects && !w.handled {
-			c.reject(v.stats.Turned)
+			c.turnAway(v.stats.Turned, relay.Reject)
 			return
 		}
 		c.place.Store(v.places[w.at])
@@ -599,6 +599,7 @@ func (v *view) serveUDP(uc *udprelay.Conn, client, local netip.AddrPort, worker 
 		default:
 			c.Reject(why)
 			v.stats.Abandoned(true, client.Addr())
+			v.tell(why.String(), client, local, true)
 		}
 	}()
 	defer v.contain(client, func() {
@@ -626,6 +627,10 @@ func (v *view) serveUDP(uc *udprelay.Conn, client, local netip.AddrPort, worker 
 			return
 		}
 		r := v.routes[w.at]
+		if r.rejects && !w.handled {
+			why = relay.Reject
+			return
+		}
 		c.place = v.places[w.at]
 		if r.native != nil && !w.handled {
 			c.SetHost(w.first.Known())

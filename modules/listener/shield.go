@@ -24,8 +24,7 @@ func (l *Listener) SetShield(s Shield) { l.view.shield = s }
 // Shieldable reports whether who a packet comes from is whom the filters judge,
 // and every new flow meets them.
 func (l *Listener) Shieldable() bool {
-	_, udp := l.Networks()
-	return l.filters.Len() > 0 && !l.Transparent && (len(l.Routes) > 0 || !udp)
+	return l.filters.Len() > 0 && !l.Transparent
 }
 
 // Filters are the listener's filters.

@@ -41,7 +41,8 @@ type view struct {
 	mayReject bool       // one of them may want a flow dropped
 	hint      Decider    // asked before the routes; nil: nobody
 	grace     time.Duration
-	shield    Shield // told of new flows; nil: nobody
+	shield    Shield  // told of new flows; nil: nobody
+	guests    *guests // of a server on the listener's network; nil: it has routes
 
 	firstPacketGate bool
 	recognisers     []Recogniser
@@ -73,6 +74,9 @@ func (v *view) attach(e *Engines) {
 	v.cs = v.stats.Workers(max(e.TCP.Workers(), e.UDP.Workers()))
 	v.held = &relay.Path{Listener: v.name, Route: -1, Idle: heldIdle, Counters: v.cs, Owner: heldOwner{v.stats}}
 	v.looking = &relay.Path{Listener: v.name, Route: -1, Counters: v.cs, Owner: lookOwner{v.stats}}
+	if len(v.routes) == 0 {
+		v.guests = guestsOf(v.stats)
+	}
 	v.hinted = v.place(-1)
 	v.places = make([]*Place, len(v.routes))
 	v.dialers = make([]tcprelay.Dialer, len(v.routes))
@@ -153,8 +157,10 @@ func (ep *endpoint) Accept(o *tcprelay.Opening) tcprelay.Decision {
 		d = v.look(o)
 	case i == noRoute:
 		v.stats.NoRoute.Inc()
+		v.tell(relay.NoRoute.String(), o.Client, o.Local, false)
 	case v.routes[i].rejects:
 		v.stats.Turned.Inc()
+		v.tell(relay.Reject.String(), o.Client, o.Local, false)
 	default:
 		v.stats.Accepted.Inc()
 		o.Dialer = v.dialers[i]
@@ -239,10 +245,6 @@ func (ep *endpoint) Open(o *udprelay.Opening) udprelay.Decision {
 		return udprelay.Refuse
 	}
 	o.Counters = v.counters(o.Worker)
-	if v.refusing.Load() {
-		o.Reason = relay.Draining
-		return udprelay.Refuse
-	}
 	if v.outside(o.Local) {
 		o.Reason = relay.OutsidePrefix
 		return udprelay.Refuse
@@ -268,13 +270,15 @@ func (ep *endpoint) Open(o *udprelay.Opening) udprelay.Decision {
 	known = known && later == ""
 	switch {
 	case known && i == noRoute:
-		o.Reason = relay.NoRoute
+		d = v.drop(o, relay.NoRoute)
+	case known && v.routes[i].rejects:
+		d = v.drop(o, relay.Reject)
 	case known:
 		d = v.routes[i].native.ForwardUDP(o, v.places[i])
 	default:
 		c, err := o.Hold(v.held)
 		if err != nil {
-			o.Reason = relay.PendingFull
+			d = v.drop(o, relay.PendingFull)
 			break
 		}
 		if later != "" {

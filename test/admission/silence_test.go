@@ -3,76 +3,202 @@ package admission
 import (
 	"net"
 	"net/http"
+	"os"
+	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	kit "github.com/wayhouse-proxy/wayhouse/internal/testkit"
 )
 
-// TestSilence is D29: whatever keeps a client out, it hears nothing, and the
-// refusal is counted once under its rule and logged.
-func TestSilence(t *testing.T) {
+// refusal is something that keeps a flow out.
+type refusal struct {
+	listener kit.M // options
+	limits   kit.M
+	app      kit.M // options
+	match    kit.M // of the route
+	handler  kit.M // of the route; nil: the pool
+	pool     kit.M // options
+	before   int   // flows that get in first, and stay
+	from     string
+	provoke  func(*testing.T, *kit.Process)
+	only     string // protocol
+	routes   bool   // it is a matter of routes, which a server of another app has of its own
+	counted  func(kit.Metrics) float64
+	unlogged bool
+}
+
+func set(level string) func(*testing.T, *kit.Process) {
+	return func(t *testing.T, p *kit.Process) {
+		if status, body := p.Do(http.MethodPost, "/admin/overload", []byte(`{"level": `+level+`}`)); status != 200 {
+			t.Fatal(status, body)
+		}
+	}
+}
+
+// end tells a process to end, which it does not while it has flows.
+func end(t *testing.T, p *kit.Process) {
+	p.Signal(syscall.SIGTERM)
+	kit.Eventually(t, "the process says that it ends", func() bool { status, _ := p.Get("/readyz"); return status == http.StatusServiceUnavailable })
+}
+
+func refusalsOf(t *testing.T) map[string]refusal {
 	filters := func(list ...any) kit.M { return kit.M{"filters": list} }
 	hello := kit.M{"first_bytes": kit.M{"prefix": "ascii:HELLO"}}
-	for rule, tc := range map[string]struct {
-		options kit.M // of the listener
-		limits  kit.M
-		match   kit.M // of its route
-		before  int   // flows that get in first, and stay
-		level   string
-		only    string // protocol
-	}{
-		"acl":               {options: filters(kit.M{"filter": "acl", "deny": []string{"127.0.0.0/8"}})},
-		"rate_ip":           {options: filters(kit.M{"filter": "rate_limit", "per_ip": kit.M{"rate": 1, "burst": 2}}), before: 2},
-		"rate_net":          {options: filters(kit.M{"filter": "rate_limit", "per_net": kit.M{"rate": 1, "burst": 2}}), before: 2},
-		"src_conn_ip":       {options: filters(kit.M{"filter": "source_limit", "max_per_ip": 2}), before: 2},
-		"src_conn_net":      {options: filters(kit.M{"filter": "source_limit", "max_per_net": 2}), before: 2},
+	sniffers, modules := t.TempDir(), filepath.Join("..", "..", "modules", "sniff", "wasm", "testdata", "guests")
+	if b, err := os.ReadFile(filepath.Join(modules, "reject.wasm")); err != nil {
+		t.Fatal(err)
+	} else if err := os.WriteFile(filepath.Join(sniffers, "ban.wasm"), b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return map[string]refusal{
+		"acl":               {listener: filters(kit.M{"filter": "acl", "deny": []string{"127.0.0.0/8"}})},
+		"geo":               {listener: filters(kit.M{"filter": "geo", "deny": []string{"DE"}}), app: kit.M{"geo_db": countries(t, "127.0.0.0/8", "DE")}},
+		"rate_ip":           {listener: filters(kit.M{"filter": "rate_limit", "per_ip": kit.M{"rate": 1, "burst": 2}}), before: 2},
+		"rate_net":          {listener: filters(kit.M{"filter": "rate_limit", "per_net": kit.M{"rate": 1, "burst": 2}}), before: 2},
+		"src_conn_ip":       {listener: filters(kit.M{"filter": "source_limit", "max_per_ip": 2}), before: 2},
+		"src_conn_net":      {listener: filters(kit.M{"filter": "source_limit", "max_per_net": 2}), before: 2},
 		"max_conn":          {limits: kit.M{"max_connections": 2}, before: 2, only: "tcp"},
 		"max_udp":           {limits: kit.M{"max_udp_sessions": 2}, before: 2, only: "udp"},
 		"max_new_rate":      {limits: kit.M{"max_new_sessions_per_sec": 1}, before: 1},
-		"first_packet_gate": {options: kit.M{"first_packet_gate": true}, match: hello, only: "udp"},
-		"overload":          {level: "2"},
-		"overload, no gate": {level: "1"},
-		"overload, a gate":  {level: "1", match: hello, options: kit.M{"peek": kit.M{"timeout": "50ms"}}},
-		"no_route":          {match: kit.M{"client_cidr": kit.M{"cidrs": []string{"192.0.2.0/24"}}}},
-	} {
+		"first_packet_gate": {listener: kit.M{"first_packet_gate": true}, match: hello, only: "udp", routes: true},
+		"overload":          {provoke: set("2")},
+		"overload, no gate": {provoke: set("1")},
+		"overload, a gate":  {provoke: set("1"), match: hello, listener: kit.M{"peek": kit.M{"timeout": "50ms"}}, routes: true},
+		"draining":          {before: 1, from: "127.0.0.2", app: kit.M{"shutdown_grace": "10m"}, provoke: end, routes: true}, // a server may have stopped before
+		"no_route":          {match: kit.M{"client_cidr": kit.M{"cidrs": []string{"192.0.2.0/24"}}}, routes: true},
+		"sniffer_reject":    {match: kit.M{"sniffer": kit.M{"name": "ban"}}, app: kit.M{"sniffers": kit.M{"wasm": kit.M{"dir": sniffers, "call_timeout": "10s"}}}, routes: true},
+		"reject":            {handler: kit.M{"handler": "reject"}, routes: true},
+		"reject, by bytes":  {match: kit.M{"first_bytes": kit.M{"prefix": "ascii:WH"}}, handler: kit.M{"handler": "reject"}, routes: true},
+		"no_backend": {routes: true, unlogged: true, pool: kit.M{"targets": []string{"127.0.0.1:1"}},
+			provoke: func(t *testing.T, p *kit.Process) {
+				if status, body := p.Do(http.MethodPatch, "/pools/p/backends/127.0.0.1:1", []byte(`{"state": "disabled"}`)); status >= 300 {
+					t.Fatal(status, body)
+				}
+			},
+			counted: func(m kit.Metrics) float64 { return m.Sum("lb_selections_total", "pool", "p", "result", "no_backend") },
+		},
+	}
+}
+
+// TestSilence is D29: whatever keeps a client out, it hears nothing, and the
+// refusal is counted once under its rule and logged. That holds for a listener
+// with routes and for one that has a server of another app behind it.
+func TestSilence(t *testing.T) {
+	for rule, tc := range refusalsOf(t) {
 		for _, network := range networks {
-			if tc.only != "" && tc.only != network {
-				continue
+			for _, behind := range []string{"routes", "a server"} {
+				if tc.only != "" && tc.only != network || tc.routes && behind != "routes" {
+					continue
+				}
+				t.Run(rule+" "+network+" "+behind, func(t *testing.T) {
+					rule, _, _ := strings.Cut(rule, ",")
+					tc.holds(t, rule, network, behind == "routes")
+				})
 			}
-			t.Run(rule+" "+network, func(t *testing.T) {
-				rule, _, _ := strings.Cut(rule, ",")
-				route := kit.Route(kit.M{"handler": "pool", "pool": network})
-				if tc.match != nil {
-					route = kit.Match(tc.match, kit.M{"handler": "pool", "pool": network})
-				}
-				addr := kit.Local(kit.Port(t))
-				options := kit.M{}
-				if tc.limits != nil {
-					options["limits"] = tc.limits
-				}
-				p := kit.Start(t, kit.App(kit.M{"l": kit.With(kit.Listener([]string{network + "/" + addr}, route), tc.options)}, game(t), options), kit.Options{})
-				if tc.level != "" {
-					if status, body := p.Do(http.MethodPost, "/admin/overload", []byte(`{"level": `+tc.level+`}`)); status != 200 {
-						t.Fatal(status, body)
-					}
-				}
-				for range tc.before {
-					dial(t, network, "127.0.0.1", addr).served()
-				}
-				c := dial(t, network, "127.0.0.1", addr)
-				c.ask()
-				kit.Settles(t, "the count of "+rule, 1.0, func() float64 { return refusals(p, "l", rule) })
-				c.silence()
-				if rule != "no_route" && !strings.Contains(p.Log(), `"rule":"`+rule+`"`) {
-					t.Errorf("the log has no refused record of %s", rule)
-				}
-				if n := p.Metric("active_connections") + p.Metric("active_udp_sessions"); n != float64(tc.before) {
-					t.Errorf("%v flows are there, want %d", n, tc.before)
-				}
-			})
 		}
 	}
+}
+
+func (r *refusal) holds(t *testing.T, rule, network string, routes bool) {
+	pools := kit.M{"p": game(t)[network]}
+	if r.pool != nil {
+		pools["p"] = kit.With(pools["p"].(kit.M), r.pool)
+	}
+	route := kit.Route(kit.M{"handler": "pool", "pool": "p"})
+	if r.handler != nil {
+		route = kit.Route(r.handler)
+	}
+	if r.match != nil {
+		route["match"] = kit.A{r.match}
+	}
+	addr := kit.Local(kit.Port(t))
+	options := kit.With(kit.M{}, r.app)
+	if r.limits != nil {
+		options["limits"] = r.limits
+	}
+	config := kit.App(kit.M{"l": kit.With(kit.Listener([]string{network + "/" + addr}, route), r.listener)}, pools, options)
+	if !routes {
+		config = served(config, "l", route)
+	}
+	p := kit.Start(t, config, kit.Options{})
+	from := r.from
+	if from == "" {
+		from = "127.0.0.1"
+	}
+	for range r.before {
+		dial(t, network, from, addr).served()
+	}
+	if r.provoke != nil {
+		r.provoke(t, p)
+	}
+	c := dial(t, network, "127.0.0.1", addr)
+	c.ask()
+	kit.Settles(t, "the count of "+rule, 1.0, func() float64 {
+		if r.counted != nil {
+			return r.counted(p.Metrics())
+		}
+		return refusals(p, "l", rule)
+	})
+	c.silence()
+	if !r.unlogged && !strings.Contains(p.Log(), `"rule":"`+rule+`"`) {
+		t.Errorf("the log has no refused record of %s", rule)
+	}
+	kit.Settles(t, "the flows there are", float64(r.before), func() float64 {
+		m := p.Metrics()
+		return m.Sum("active_connections", "listener", "l") + m.Sum("active_udp_sessions", "listener", "l")
+	})
+}
+
+// served has a layer4 server listen on the network of a listener instead of
+// routes of its own.
+func served(config kit.M, listener string, route kit.M) kit.M {
+	apps := config["apps"].(kit.M)
+	delete(apps["wayhouse"].(kit.M)["listeners"].(kit.M)[listener].(kit.M), "routes")
+	apps["layer4"] = kit.M{"servers": kit.M{"s": kit.M{"listen": kit.A{"wayhouse/" + listener}, "routes": kit.A{route}}}}
+	return config
+}
+
+// TestNobodyServes has no server on the network of a listener.
+func TestNobodyServes(t *testing.T) {
+	for _, network := range networks {
+		t.Run(network, func(t *testing.T) {
+			addr := kit.Local(kit.Port(t))
+			p := kit.Start(t, kit.App(kit.M{"l": kit.Listener([]string{network + "/" + addr})}, nil), kit.Options{})
+			c := dial(t, network, "127.0.0.1", addr)
+			c.ask()
+			kit.Settles(t, "the count of no_route", 1.0, func() float64 { return refusals(p, "l", "no_route") })
+			c.silence()
+			if !strings.Contains(p.Log(), `"rule":"no_route"`) {
+				t.Error("the log has no refused record")
+			}
+			kit.Settles(t, "the flows there are", 0.0, func() float64 { return p.Metric("active_connections") + p.Metric("active_udp_sessions") })
+		})
+	}
+}
+
+// TestPendingIsSilent overflows what waits for a route.
+func TestPendingIsSilent(t *testing.T) {
+	addr := kit.Local(kit.Port(t))
+	p := kit.Start(t, kit.App(kit.M{"l": kit.With(
+		kit.Listener([]string{"udp/" + addr}, kit.Match(kit.M{"regexp": kit.M{"pattern": "^x", "count": 4096}}, kit.M{"handler": "pool", "pool": "udp"})),
+		kit.M{"peek": kit.M{"timeout": "10m"}})}, game(t)), kit.Options{})
+	c := dial(t, "udp", "127.0.0.1", addr)
+	big := make([]byte, 60_000)
+	for range 6 { // four are kept for a session
+		c.Write([]byte("x"))
+	}
+	kit.Settles(t, "the count of pending_full", 2.0, func() float64 { return refusals(p, "l", "pending_full") })
+	c.silence()
+	for range 5 { // and a mebibyte for a worker: of strangers the log tells
+		s := dial(t, "udp", "127.0.0.1", addr)
+		for range 4 {
+			s.Write(big)
+		}
+	}
+	kit.Eventually(t, "more of pending_full", func() bool { return refusals(p, "l", "pending_full") > 2 })
+	c.silence()
 }
 
 // TestGateUnderFlood is D16: nothing of a flood comes through, and who is

@@ -1,0 +1,156 @@
+package listener
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/wayhouse-proxy/wayhouse/internal/relay"
+	"github.com/wayhouse-proxy/wayhouse/internal/relay/udprelay"
+)
+
+// UDP on the network wayhouse/NAME. The server has one net.PacketConn for all
+// its clients and tells nobody when it is done with one, so the listener keeps
+// them: see guest.go.
+//
+//	worker:  divert → (of a stranger) letIn → tap.grams
+//	server:  ReadFrom → … → WriteTo → the endpoint's socket
+
+// datagram waits in a tap. data goes back to gramBuffers when it has been read.
+type datagram struct {
+	data *[]byte
+	from *guest
+}
+
+var gramBuffers = sync.Pool{New: func() any {
+	b := make([]byte, 0, 2048)
+	return &b
+}}
+
+// divert gives a datagram to the server that listens on the listener's name.
+func (v *view) divert(ep *endpoint, o *udprelay.Opening) udprelay.Decision {
+	out := outlets.pick(v.name, o.Local.Port())
+	if out == nil {
+		return v.drop(o, relay.NoRoute)
+	}
+	t := out.top.Load()
+	if len(t.grams) == cap(t.grams) { // nobody is let in for nothing
+		return v.drop(o, relay.PendingFull)
+	}
+	key := guestKey{ep, o.Client, o.Local, o.Peer}
+	g := v.guests.find(o.Worker, key)
+	if g == nil {
+		var rule string
+		if g, rule = v.letIn(key, o); rule != "" {
+			o.Reason = dropOf(rule)
+			return udprelay.Refuse
+		}
+	}
+	b := gramBuffers.Get().(*[]byte)
+	*b = append((*b)[:0], o.Data...)
+	select {
+	case t.grams <- datagram{b, g}:
+		if t.isClosed() { // since then: nobody reads it
+			outlets.drain(t)
+		}
+		g.moved(&g.in, len(o.Data))
+		o.Counters.PacketsC2S.Add(1)
+		o.Counters.BytesC2S.Add(uint64(len(o.Data)))
+		return udprelay.Divert
+	default:
+		gramBuffers.Put(b)
+		return v.drop(o, relay.PendingFull)
+	}
+}
+
+// passOn is passOnLocked for a datagram. One that finds the queue full is lost.
+func (t *tap) passOn(d datagram) {
+	if to := t.o.top.Load(); to != t {
+		select {
+		case to.grams <- d:
+		default:
+		}
+	}
+}
+
+// packetConn is a net.PacketConn on an outlet.
+type packetConn struct {
+	*tap
+
+	mu       sync.Mutex
+	deadline time.Time
+	changed  chan struct{}
+}
+
+// ReadFrom implements net.PacketConn.
+func (p *packetConn) ReadFrom(b []byte) (int, net.Addr, error) {
+	for {
+		p.mu.Lock()
+		deadline := p.deadline
+		if p.changed == nil {
+			p.changed = make(chan struct{})
+		}
+		changed := p.changed
+		p.mu.Unlock()
+		var expired <-chan time.Time
+		if !deadline.IsZero() {
+			t := time.NewTimer(time.Until(deadline))
+			defer t.Stop()
+			expired = t.C
+		}
+		select {
+		case d := <-p.grams:
+			if p.isClosed() {
+				p.passOn(d)
+				return 0, nil, net.ErrClosed
+			}
+			n := copy(b, *d.data)
+			gramBuffers.Put(d.data)
+			return n, d.from, nil
+		case <-p.closed:
+			return 0, nil, net.ErrClosed
+		case <-expired:
+			return 0, nil, os.ErrDeadlineExceeded
+		case <-changed:
+		}
+	}
+}
+
+// WriteTo implements net.PacketConn for the addresses that ReadFrom gave.
+func (p *packetConn) WriteTo(b []byte, addr net.Addr) (int, error) {
+	g, ok := addr.(*guest)
+	if !ok {
+		return 0, fmt.Errorf("%v is not a client of %s", addr, p.Addr())
+	}
+	if err := g.key.ep.udp.WriteTo(b, &g.way); err != nil {
+		g.counters.Dropped[relay.ReplySend].Add(1)
+		return 0, err
+	}
+	g.moved(&g.out, len(b))
+	g.counters.PacketsS2C.Add(1)
+	g.counters.BytesS2C.Add(uint64(len(b)))
+	return len(b), nil
+}
+
+// LocalAddr implements net.PacketConn.
+func (p *packetConn) LocalAddr() net.Addr { return p.Addr() }
+
+// SetDeadline implements net.PacketConn.
+func (p *packetConn) SetDeadline(t time.Time) error { return p.SetReadDeadline(t) }
+
+// SetReadDeadline implements net.PacketConn.
+func (p *packetConn) SetReadDeadline(t time.Time) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.deadline = t
+	if p.changed != nil {
+		close(p.changed)
+		p.changed = nil
+	}
+	return nil
+}
+
+// SetWriteDeadline implements net.PacketConn. Writes never wait.
+func (p *packetConn) SetWriteDeadline(time.Time) error { return nil }
