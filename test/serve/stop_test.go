@@ -12,8 +12,8 @@ import (
 	kit "github.com/wayhouse-proxy/wayhouse/internal/testkit"
 )
 
-// TestStop ends a process with live flows: not ready and deaf to new flows at
-// once, the old ones until the grace has passed, exit code 0.
+// TestStop ends a process with live flows: not ready and deaf to strangers at
+// once, the old flows until the grace has passed, exit code 0.
 func TestStop(t *testing.T) {
 	const passes = "3s" // the others are longer than the test
 	for name, tc := range map[string]struct {
@@ -57,8 +57,8 @@ func TestStop(t *testing.T) {
 	}
 }
 
-// noNewFlows makes sure that a stopping process answers nobody new, and counts
-// whom it turns away.
+// noNewFlows makes sure that a stopping process answers nobody whom it does not
+// know, and counts whom it turns away.
 func noNewFlows(t *testing.T, p *kit.Process, addr string) {
 	t.Helper()
 	conns := func() float64 { return p.Metric("listener_connections_total", "listener", "t", "result", "draining") }
@@ -66,7 +66,8 @@ func noNewFlows(t *testing.T, p *kit.Process, addr string) {
 		return p.Metric("datagrams_dropped_total", "listener", "u", "reason", "draining")
 	}
 	wereConns, wereDatagrams := conns(), datagrams()
-	c, err := net.Dial("tcp", addr)
+	stranger := net.IPv4(127, 0, 0, 2)
+	c, err := (&net.Dialer{LocalAddr: &net.TCPAddr{IP: stranger}}).Dial("tcp", addr)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -79,7 +80,7 @@ func noNewFlows(t *testing.T, p *kit.Process, addr string) {
 	}
 	kit.Settles(t, "connections refused as draining", wereConns+1, conns)
 
-	u, err := net.Dial("udp", addr)
+	u, err := (&net.Dialer{LocalAddr: &net.UDPAddr{IP: stranger}}).Dial("udp", addr)
 	if err != nil {
 		t.Fatal(err)
 	}
