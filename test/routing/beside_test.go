@@ -30,26 +30,33 @@ func (d delays) p99() time.Duration {
 	return d[len(d)*99/100]
 }
 
-// others are flows to a listener whose route nobody has to be asked about: a
-// connection and a session that are there, and ever new ones.
+// others are flows about which nobody has to be asked: a connection and a
+// session that are there, and ever new ones. Those that say hello have no
+// sessions.
 type others struct {
 	addr, name string
+	hello      []byte // with which connections begin
 	tcp        net.Conn
 	r          *bufio.Reader
-	udp        net.Conn
+	udp        net.Conn // nil: without sessions
+	opened     int64    // connections
 }
 
-func newOthers(t *testing.T, addr, name string) *others {
+func newOthers(t *testing.T, addr, name string, hello []byte) *others {
 	t.Helper()
-	o := &others{addr: addr, name: name}
+	o := &others{addr: addr, name: name, hello: hello}
 	var err error
 	if o.tcp, o.r, err = o.dial(); err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { o.tcp.Close() })
+	if hello != nil {
+		return o
+	}
 	if o.udp, err = net.Dial("udp", addr); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { o.tcp.Close(); o.udp.Close() })
+	t.Cleanup(func() { o.udp.Close() })
 	return o
 }
 
@@ -58,11 +65,16 @@ func (o *others) dial() (net.Conn, *bufio.Reader, error) {
 	if err != nil {
 		return nil, nil, err
 	}
+	o.opened++
 	c.SetDeadline(time.Now().Add(kit.Long))
+	c.Write(o.hello)
 	r := bufio.NewReader(c)
 	name, err := r.ReadString('\n')
 	if err == nil && name != o.name+"\n" {
 		err = fmt.Errorf("reached %q, want %s", name, o.name)
+	}
+	if err == nil {
+		_, err = r.Discard(len(o.hello)) // comes back
 	}
 	if err != nil {
 		c.Close()
@@ -89,12 +101,6 @@ func (o *others) ask(t *testing.T, n int) (there, fresh delays) {
 		there = append(there, time.Since(began))
 
 		began = time.Now()
-		if err := o.datagram(o.udp, q); err != nil {
-			t.Fatalf("of the session that is there: %v", err)
-		}
-		there = append(there, time.Since(began))
-
-		began = time.Now()
 		c, _, err := o.dial()
 		if err != nil {
 			t.Fatalf("on a new connection: %v", err)
@@ -102,6 +108,15 @@ func (o *others) ask(t *testing.T, n int) (there, fresh delays) {
 		fresh = append(fresh, time.Since(began))
 		c.(*net.TCPConn).SetLinger(0) // no port has to wait
 		c.Close()
+
+		if o.udp == nil {
+			continue
+		}
+		began = time.Now()
+		if err := o.datagram(o.udp, q); err != nil {
+			t.Fatalf("of the session that is there: %v", err)
+		}
+		there = append(there, time.Since(began))
 
 		began = time.Now()
 		if c, err = net.Dial("udp", o.addr); err == nil {
@@ -130,11 +145,10 @@ func (o *others) datagram(c net.Conn, q string) error {
 }
 
 // notice has others ask before and while something happens to flows that are
-// not theirs. In a soak they must not notice it: within is by how much the
-// slowest hundredth of their answers may be later.
-func (o *others) notice(t *testing.T, what string, within time.Duration, during func(func())) {
+// not theirs, n times each. In a soak they must not notice it: within is by how
+// much the slowest hundredth of their answers may be later.
+func (o *others) notice(t *testing.T, n int, what string, within time.Duration, during func(ask func())) {
 	t.Helper()
-	n := kit.Scaled(100, 5000)
 	o.ask(t, n/10) // what is done once
 	there, fresh := o.ask(t, n)
 	var there2, fresh2 delays
@@ -205,7 +219,7 @@ func besideDead(t *testing.T, how string) {
 		return p.Metric("resolver_requests_total", "resolver", "dead", "result", result)
 	}
 	var opened atomic.Int64
-	newOthers(t, free, "free").notice(t, "a resolver that "+how, 5*time.Millisecond, func(ask func()) {
+	newOthers(t, free, "free", nil).notice(t, kit.Scaled(100, 5000), "a resolver that "+how, 5*time.Millisecond, func(ask func()) {
 		const atOnce = 300 // more than calls may be under way
 		stop := make(chan struct{})
 		pace := time.NewTicker(time.Second / atOnce)

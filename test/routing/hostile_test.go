@@ -60,7 +60,7 @@ func TestSpinners(t *testing.T) {
 	settled("before them")
 	before, early := p.Usage(), calls("timeout")
 	var sent atomic.Int64
-	newOthers(t, free, "free").notice(t, "sixteen spinners", 2*time.Millisecond, func(ask func()) {
+	newOthers(t, free, "free", nil).notice(t, kit.Scaled(100, 5000), "sixteen spinners", 2*time.Millisecond, func(ask func()) {
 		stop := make(chan struct{})
 		pace := time.NewTicker(2 * time.Millisecond)
 		defer pace.Stop()
