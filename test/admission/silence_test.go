@@ -184,13 +184,13 @@ func TestPendingIsSilent(t *testing.T) {
 		kit.Listener([]string{"udp/" + addr}, kit.Match(kit.M{"regexp": kit.M{"pattern": "^x", "count": 4096}}, kit.M{"handler": "pool", "pool": "udp"})),
 		kit.M{"peek": kit.M{"timeout": "10m"}})}, game(t), kit.M{"workers": 1}), kit.Options{})
 	c := dial(t, "udp", "127.0.0.1", addr)
-	big := make([]byte, 4000) // still undecided
-	for range 6 { // four are kept for a session
+	big := make([]byte, 1000) // four of which are still undecided
+	for range 6 {             // four are kept for a session
 		c.Write([]byte("x"))
 	}
 	kit.Settles(t, "the count of pending_full", 2.0, func() float64 { return refusals(p, "l", "pending_full") })
 	c.silence()
-	for range 80 { // and a mebibyte for a worker
+	for range 300 { // and a mebibyte for a worker
 		s := dial(t, "udp", "127.0.0.1", addr)
 		for range 4 {
 			s.Write(big)
