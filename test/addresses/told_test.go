@@ -70,7 +70,7 @@ func checksum(b, sum []byte) string {
 }
 
 // tellTCP starts a backend that answers the first byte behind the header with
-// what it was told.
+// what it was told, and what follows with itself.
 func tellTCP(t *testing.T, addr string) {
 	ln, err := net.Listen("tcp", addr)
 	if err != nil {
@@ -91,8 +91,9 @@ func tellTCP(t *testing.T, addr string) {
 				in := s.read(c)
 				io.ReadFull(in, text)
 				s.Text = string(text)
-				json.NewEncoder(c).Encode(s)
-				io.Copy(io.Discard, in) // until the client goes
+				answer, _ := json.Marshal(s)
+				c.Write(answer)
+				io.Copy(c, in)
 			})
 		}
 	})
@@ -147,13 +148,8 @@ func hear(t *testing.T, c net.Conn, pieces ...[]byte) (s told) {
 			t.Fatal(err)
 		}
 	}
-	b := make([]byte, 1<<16)
-	n, err := c.Read(b)
-	if err == nil {
-		err = json.Unmarshal(b[:n], &s)
-	}
-	if err != nil {
-		t.Fatalf("%s to %s is answered %q, %v", c.LocalAddr(), c.RemoteAddr(), b[:n], err)
+	if err := json.NewDecoder(bufio.NewReaderSize(c, 1<<16)).Decode(&s); err != nil {
+		t.Fatalf("%s to %s: %v", c.LocalAddr(), c.RemoteAddr(), err)
 	}
 	return s
 }
