@@ -64,9 +64,11 @@ func (w *worker) deliver() {
 		case in.so.wildcard:
 			k.local, _ = pktinfo(&w.rx.ctls[i], ctl)
 		}
-		if (headers != nil || in.so.vias > 0) && !cut && w.tells(headers, in.so, &k) {
-			w.told(headers, in.so, &k, in.next(p, seg))
-			continue
+		if (headers != nil || in.so.vias > 0) && !cut {
+			if via, may := w.tells(headers, in.so, &k); may {
+				w.told(headers, in.so, via, &k, in.next(p, seg))
+				continue
+			}
 		}
 		var hash uint64
 		slot := in.slot

@@ -39,22 +39,23 @@ func (h *HeaderIn) trusts(k *key) bool {
 	return h != nil && h.From.Contains(netip.AddrFrom16(k.client))
 }
 
-// tells reports whether the datagrams of a peer may have headers.
-func (w *worker) tells(h *HeaderIn, so *socket, wire *key) bool {
+// tells reports whether the datagrams of a peer may have headers; via is what they go
+// by already, or 0.
+func (w *worker) tells(h *HeaderIn, so *socket, wire *key) (via uint32, may bool) {
 	if so.vias > 0 {
 		if i := w.viaIndex[*wire]; i != 0 {
 			if v := &w.vias[i]; v.slot != 0 || !v.kept || !w.over(i) {
-				return true
+				return i, true
 			}
 			w.forget(i)
 		}
 	}
-	return h.trusts(wire)
+	return 0, h.trusts(wire)
 }
 
 // told passes on one datagram of a peer that tells of clients.
-func (w *worker) told(h *HeaderIn, so *socket, wire *key, p []byte) {
-	if i := w.viaIndex[*wire]; i != 0 {
+func (w *worker) told(h *HeaderIn, so *socket, i uint32, wire *key, p []byte) {
+	if i != 0 {
 		if w.vias[i].kind == proxyproto.SPP {
 			w.toldSPP(h, so, i, wire, p)
 		} else {
@@ -64,7 +65,7 @@ func (w *worker) told(h *HeaderIn, so *socket, wire *key, p []byte) {
 	}
 	hash := w.table.hash(wire)
 	if slot := w.table.find(&w.slab, wire, hash); slot != 0 {
-		w.toldOwn(so, slot, hash, p)
+		w.toldOwn(so, slot, p)
 		return
 	}
 	hd, n, err := proxyproto.ReadDatagram(p)
@@ -116,7 +117,7 @@ func (w *worker) toldSPP(h *HeaderIn, so *socket, i uint32, wire *key, p []byte)
 		}
 		hash := w.table.hash(&id)
 		if slot := w.table.find(&w.slab, &id, hash); slot != 0 {
-			w.pass(so, slot, hash, p[n:])
+			w.pass(so, slot, p[n:])
 			return
 		}
 		if h.trusts(wire) {
@@ -152,14 +153,14 @@ func (w *worker) toldAgain(h *HeaderIn, so *socket, i uint32, p []byte) {
 		}
 	}
 	if v.slot != 0 {
-		w.pass(so, v.slot, w.table.hash(&v.id), p[n:])
+		w.pass(so, v.slot, p[n:])
 		return
 	}
 	w.openBy(so, i, p[n:])
 }
 
 // toldOwn is for a socket with a session of its own address.
-func (w *worker) toldOwn(so *socket, slot uint32, hash uint64, p []byte) {
+func (w *worker) toldOwn(so *socket, slot uint32, p []byte) {
 	s := w.slab.at(slot)
 	if s.flags&looked != 0 {
 		hd, n, err := proxyproto.ReadV2UDP(p)
@@ -169,7 +170,7 @@ func (w *worker) toldOwn(so *socket, slot uint32, hash uint64, p []byte) {
 		}
 		p = p[n:]
 	}
-	w.pass(so, slot, hash, p)
+	w.pass(so, slot, p)
 }
 
 // ordinary is for a datagram of a peer that is no longer trusted and not of a session
@@ -178,7 +179,7 @@ func (w *worker) ordinary(h *HeaderIn, so *socket, wire *key, p []byte) {
 	hash := w.table.hash(wire)
 	switch slot := w.table.find(&w.slab, wire, hash); {
 	case slot != 0:
-		w.pass(so, slot, hash, p)
+		w.pass(so, slot, p)
 	case h != nil && h.Require:
 		w.misled(h, so, wire)
 	default:
@@ -195,7 +196,7 @@ func (w *worker) openBy(so *socket, i uint32, p []byte) {
 }
 
 // pass gives one datagram to a session, or asks where the session moves to.
-func (w *worker) pass(so *socket, slot uint32, hash uint64, p []byte) {
+func (w *worker) pass(so *socket, slot uint32, p []byte) {
 	s := w.slab.at(slot)
 	if s.flags&rehome == 0 {
 		w.in.slot, w.in.gen = slot, s.gen
@@ -204,7 +205,7 @@ func (w *worker) pass(so *socket, slot uint32, hash uint64, p []byte) {
 	}
 	k := s.key
 	w.flushUp()
-	w.open(so, &k, hash, slot, p, s.flags&looked)
+	w.open(so, &k, w.table.hash(&k), slot, p, s.flags&looked)
 }
 
 // misled counts a datagram outside a session whose header is not what it must be.

@@ -142,6 +142,7 @@ func TestToldInTurn(t *testing.T) {
 		"nobody":                   {steps: []step{drop(v2("0.0.0.0:9", "a")), drop(v2("224.0.0.1:9", "b")), drop(spp("[::]:9", "c")), drop(spp("[ff02::1]:9", "d"))}},
 		"SPP":                      {require: true, steps: []step{{spp(one, "a"), one, "a"}, {spp(two, "b"), two, "b"}, {spp(six, ""), six, ""}, {spp(one, "c"), one, "c"}}},
 		"SPP, another destination": {steps: []step{{spp(one, "a"), one, "a"}, {string(tell(formSPP, one, dest6, "b")), one, "b"}}},
+		"SPP, no destination":      {steps: []step{{string(tell(formSPP, one, "0.0.0.0:0", "a")), one, "a"}}},
 		"SPP, then bare":           {steps: []step{{spp(one, "a"), one, "a"}, drop("b"), drop("\x56\xecb"), drop(v2(one, "c")), {spp(two, "d"), two, "d"}}},
 		"not trusted":              {from: "192.0.2.0/24", steps: []step{{v2(one, "a"), peer, v2(one, "a")}, {spp(one, "b"), peer, spp(one, "b")}, {"c", peer, "c"}}},
 		"not trusted, required":    {from: "192.0.2.0/24", require: true, steps: []step{drop(v2(one, "a")), drop(spp(one, "b")), drop("c"), drop("")}},
@@ -187,8 +188,11 @@ func TestToldInTurn(t *testing.T) {
 				if len(got) != i+1-lost || !headed || hd.Client != want || payload != s.payload {
 					t.Fatalf("step %d: %d datagrams, the last %q of %v, want %q of %v", i, len(got), payload, hd.Client, s.payload, want)
 				}
-				if name == "v2, no destination" && hd.Dest != ep.Addr() {
+				switch {
+				case name == "v2, no destination" && hd.Dest != ep.Addr():
 					t.Errorf("to %v, want %v", hd.Dest, ep.Addr())
+				case name == "SPP, no destination" && hd.Dest != addr("0.0.0.0:0"): // as answers must have it
+					t.Errorf("to %v, want what the header says", hd.Dest)
 				}
 			}
 		})
@@ -341,13 +345,78 @@ func sendRun(t *testing.T, c *net.UDPConn, p []byte, seg int) {
 	}
 }
 
-// TestAnswerTooLarge: one that has no room for its header is counted and not cut.
+// TestAnswerRuns: answers of two clients that come in runs, and leave one by one, have
+// each their own header however many there are.
+func TestAnswerRuns(t *testing.T) {
+	off := probeOffload()
+	e := startEngineWith(t, 1, offload{gro: off.gro})
+	const run, size = 50, 40
+	b := backend(t, "127.0.0.1:0", func(c *net.UDPConn, from netip.AddrPort, p []byte) {
+		rc, err := c.SyscallConn()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		one := append(make([]byte, size-len(p)), p...)
+		if !off.gso {
+			for range run {
+				c.WriteToUDPAddrPort(one, from)
+			}
+			return
+		}
+		buf := bytes.Repeat(one, run)
+		var ctl control
+		end := ctl.put(0, unix.SOL_UDP, unix.UDP_SEGMENT, binary.NativeEndian.AppendUint16(nil, size))
+		rc.Write(func(fd uintptr) bool {
+			to := from.Addr().Unmap().As4()
+			_, err = unix.SendmsgN(int(fd), buf, ctl.bytes()[:end], &unix.SockaddrInet4{Port: int(from.Port()), Addr: to}, 0)
+			return true
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	})
+	p := newPath(e, b, nil)
+	ep := listen(t, e, "127.0.0.1:0", forwardTo(p))
+	ep.SetHeaders(trust(t, p, true, local))
+	c := dial(t, ep.Addr())
+	for range 20 {
+		left := map[string]int{}
+		for _, client := range []string{one, two, six, one, two} {
+			send(t, c, tell(formSPP, client, dest, client))
+			left[client] += run
+		}
+		for range 5 * run {
+			got := receive(t, c)
+			h, payload, headed := split(got)
+			client := strings.TrimLeft(payload, "\x00")
+			if !headed || h.Client.String() != client || len(payload) != size {
+				t.Fatalf("%q of %v", payload, h.Client)
+			}
+			left[client]--
+		}
+		for client, n := range left {
+			if n != 0 {
+				t.Fatalf("%s misses %d", client, n)
+			}
+		}
+	}
+}
+
+// TestAnswerTooLarge: one that has no room for its header is counted and not cut, the
+// same in both families.
 func TestAnswerTooLarge(t *testing.T) {
+	for _, bind := range []string{"127.0.0.1:0", "[::1]:0"} {
+		t.Run(bind, func(t *testing.T) { answerTooLarge(t, bind) })
+	}
+}
+
+func answerTooLarge(t *testing.T, bind string) {
 	e := startEngine(t, 1)
 	b := newHeadBackend(t, "127.0.0.1:0")
 	p := newPath(e, b.addr, nil)
-	ep := listen(t, e, "127.0.0.1:0", forwardTo(p))
-	ep.SetHeaders(trust(t, p, true, local))
+	ep := listen(t, e, bind, forwardTo(p))
+	ep.SetHeaders(trust(t, p, true, local, "::1"))
 	c := dial(t, ep.Addr())
 	b.answer.Store(make([]byte, 65507-37)) // one byte too many
 	send(t, c, tell(formSPP, one, dest, "a"))
@@ -397,8 +466,8 @@ func FuzzTold(f *testing.F) {
 			t = tt
 			wire := key{ep: ep.index, client: peer.Addr().As16(), port: swap(peer.Port()), local: ep.sockets[0].local}
 			for _, in = range [][]byte{a, b} {
-				if w.tells(h, ep.sockets[0], &wire) {
-					w.told(h, ep.sockets[0], &wire, in)
+				if via, may := w.tells(h, ep.sockets[0], &wire); may {
+					w.told(h, ep.sockets[0], via, &wire, in)
 				}
 			}
 			if len(w.viaIndex) != len(w.kept) || ep.sockets[0].vias != len(w.kept) {

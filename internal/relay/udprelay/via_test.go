@@ -106,19 +106,21 @@ func TestToldSessionsEnd(t *testing.T) {
 // TestToldRehome: a session that moves keeps its client, whatever the datagram has with it.
 func TestToldRehome(t *testing.T) {
 	for _, tc := range []struct {
-		form proxyproto.Form
-		next []byte
+		form   proxyproto.Form
+		client string
+		next   []byte
 	}{
-		{formV2, []byte("x")}, {formV2, tell(formV2, one, dest, "x")}, {formSPP, tell(formSPP, one, dest, "x")},
+		{formV2, one, []byte("x")}, {formV2, one, tell(formV2, one, dest, "x")}, {formSPP, one, tell(formSPP, one, dest, "x")},
+		{formV2, "", []byte("x")}, {formV2, "", tell(formV2, "", "", "x")}, // LOCAL
 	} {
-		t.Run(fmt.Sprint(tc.form.Version, len(tc.next)), func(t *testing.T) {
+		t.Run(fmt.Sprint(tc.form.Version, tc.client, len(tc.next)), func(t *testing.T) {
 			e := startEngine(t, 1)
 			b := newHeadBackend(t, "127.0.0.1:0")
 			old, next := newPath(e, b.addr, nil), newPath(e, b.addr, nil)
 			old.Proxy, next.Proxy = formV2, formV2
 			var moved atomic.Int32
 			ep := listen(t, e, "127.0.0.1:0", acceptFunc(func(o *Opening) Decision {
-				if o.Client != addr(one) || o.Local != addr(dest) {
+				if tc.client != "" && (o.Client != addr(one) || o.Local != addr(dest)) || tc.client == "" && o.Client != o.Peer {
 					t.Errorf("opened with %v to %v", o.Client, o.Local)
 				}
 				if o.From == nil {
@@ -131,19 +133,31 @@ func TestToldRehome(t *testing.T) {
 			}))
 			ep.SetHeaders(trust(t, old, true, local))
 			c := dial(t, ep.Addr())
-			send(t, c, tell(tc.form, one, dest, "first"))
+			want := c.LocalAddr().(*net.UDPAddr).AddrPort()
+			if tc.client != "" {
+				want = addr(tc.client)
+			}
+			send(t, c, tell(tc.form, tc.client, dest, "first"))
 			b.wait(t, 1)
 			e.Rehome(func(p *relay.Path) bool { return p == old })
 			eventually(t, "the new path", func() bool {
 				send(t, c, tc.next)
 				return next.Counters[0].PacketsC2S.Load() > 0
 			})
-			got := b.wait(t, 2)
-			if h, payload, _ := split(got[len(got)-1]); h.Client != addr(one) || payload != "x" {
-				t.Errorf("%q of %v", payload, h.Client)
+			n := len(b.wait(t, 2))
+			send(t, c, tc.next)
+			got := b.wait(t, n+1)
+			for _, d := range got[1:] {
+				if h, payload, _ := split(d); h.Client != want || payload != "x" {
+					t.Errorf("%q of %v, want x of %v", payload, h.Client, want)
+				}
 			}
-			if n, v := e.Sessions(), vias(e); n != 1 || v != 1 || e.Panics() != 1 {
-				t.Errorf("%d sessions, %d vias, %d panics, want 1 each", n, v, e.Panics())
+			known := 1
+			if tc.client == "" {
+				known = 0
+			}
+			if n, v := e.Sessions(), vias(e); n != 1 || v != known || e.Panics() != 1 {
+				t.Errorf("%d sessions, %d vias, %d panics, want 1, 1, and none of LOCAL", n, v, e.Panics())
 			}
 		})
 	}
@@ -257,6 +271,38 @@ func TestDiverted(t *testing.T) {
 	eventually(t, "another drop", func() bool { return dropped(p, relay.ProxyHeader) == 3 })
 	if v := vias(e); v != 0 {
 		t.Errorf("%d vias, want none", v)
+	}
+}
+
+// TestKeptOverReload: a client that is kept is known when its datagrams have sessions from
+// now on, and after these.
+func TestKeptOverReload(t *testing.T) {
+	e := startEngine(t, 1)
+	own := new(owner)
+	p := newPath(e, echoBackend(t, "127.0.0.1:0"), own)
+	var forward atomic.Bool
+	var seen atomic.Int32
+	ep := listen(t, e, "127.0.0.1:0", acceptFunc(func(o *Opening) Decision {
+		if o.Client != addr(one) || o.Local != addr(dest) {
+			t.Errorf("opened with %v to %v", o.Client, o.Local)
+		}
+		seen.Add(1)
+		if forward.Load() {
+			return forwardTo(p)(o)
+		}
+		return Divert
+	}))
+	ep.SetHeaders(trust(t, p, true, local))
+	c := dial(t, ep.Addr())
+	send(t, c, tell(formV2, one, dest, "a"))
+	eventually(t, "the first", func() bool { return seen.Load() == 1 })
+	forward.Store(true)
+	roundTrip(t, c, []byte("b"))
+	e.ClosePaths(func(*relay.Path) bool { return true }, relay.Admin)
+	eventually(t, "the end", func() bool { _, _, n := own.count(); return n == 1 })
+	roundTrip(t, c, []byte("c"))
+	if n := seen.Load(); n != 3 {
+		t.Errorf("%d openings, want 3", n)
 	}
 }
 
