@@ -62,6 +62,20 @@ type found struct {
 	err   error
 }
 
+// halfError is the failure of one family beside an answer with addresses of the
+// other, which is then all there is of that one.
+type halfError struct {
+	six bool // it is AAAA that has failed
+	err error
+}
+
+func (e *halfError) Error() string { return e.err.Error() }
+
+func (e *halfError) Unwrap() error { return e.err }
+
+// failed reports whether it is the family of ip that has.
+func (e *halfError) failed(ip netip.Addr) bool { return ip.Is6() == e.six }
+
 // both asks for A and AAAA at once.
 func both(ctx context.Context, conf *dns.ClientConfig, fqdn string) ([]netip.Addr, time.Duration, error) {
 	six := make(chan found, 1)
@@ -72,7 +86,11 @@ func both(ctx context.Context, conf *dns.ClientConfig, fqdn string) ([]netip.Add
 	if len(a.addrs) == 0 || len(b.addrs) > 0 && b.ttl < ttl {
 		ttl = b.ttl
 	}
-	return append(a.addrs, b.addrs...), ttl, errors.Join(a.err, b.err)
+	addrs := append(a.addrs, b.addrs...)
+	if (a.err == nil) != (b.err == nil) && len(addrs) > 0 {
+		return addrs, ttl, &halfError{six: b.err != nil, err: errors.Join(a.err, b.err)}
+	}
+	return addrs, ttl, errors.Join(a.err, b.err)
 }
 
 // ask asks the servers in turn until one answers. That there is no such name

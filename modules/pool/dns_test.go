@@ -111,7 +111,7 @@ func TestLookup(t *testing.T) {
 	}
 }
 
-// An answer of one family beside a failure of the other is some of all.
+// An answer of one family beside a failure of the other is all of that one.
 func TestLookupHalf(t *testing.T) {
 	good := zone("a.test. 60 A 10.0.0.1")
 	r := dnsServer(t, func(w dns.ResponseWriter, q *dns.Msg) {
@@ -122,9 +122,12 @@ func TestLookupHalf(t *testing.T) {
 		}
 		good(w, q)
 	})
-	addrs, _, err := r.Lookup(t.Context(), "a.test")
-	if fmt.Sprint(addrs) != "[10.0.0.1]" || err == nil || !strings.Contains(err.Error(), "SERVFAIL") {
-		t.Errorf("Lookup = %v, %v", addrs, err)
+	addrs, ttl, err := r.Lookup(t.Context(), "a.test")
+	if fmt.Sprint(addrs) != "[10.0.0.1]" || ttl != time.Minute || err == nil || !strings.Contains(err.Error(), "SERVFAIL") {
+		t.Errorf("Lookup = %v, %v, %v", addrs, ttl, err)
+	}
+	if half, ok := err.(*halfError); !ok || !half.six {
+		t.Errorf("the error is %#v, want a halfError of AAAA", err)
 	}
 }
 

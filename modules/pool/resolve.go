@@ -14,7 +14,8 @@ import (
 // each name, with a deadline in ctx.
 type Resolver interface {
 	// Lookup returns the addresses and how long they hold. When err is not nil
-	// the addresses that were found are some of all.
+	// the addresses that were found are some of all; with a halfError they are all
+	// of the family that has answered.
 	Lookup(ctx context.Context, host string) (addrs []netip.Addr, ttl time.Duration, err error)
 }
 
@@ -34,6 +35,7 @@ const maxAddresses = 1024
 type name struct {
 	addrs []netip.Addr // sorted
 	due   time.Time    // of the next look-up
+	half  bool         // the last one was a halfError
 }
 
 // answer is what a look-up has found.
@@ -112,10 +114,14 @@ func (p *Pool) followName(ctx context.Context, host string, due time.Time) {
 			err = errNoAddress
 		}
 		wait := min(max(ttl, minTTL), maxTTL)
-		if err != nil {
-			wait, retry = retry, min(2*retry, maxRetry)
-		} else {
+		var half *halfError
+		switch {
+		case err == nil:
 			retry = minRetry
+		case errors.As(err, &half): // the answer of the other family expires as ever
+			wait, retry = min(wait, retry), min(2*retry, maxRetry)
+		default:
+			wait, retry = retry, min(2*retry, maxRetry)
 		}
 		select {
 		case <-ctx.Done():
@@ -127,17 +133,25 @@ func (p *Pool) followName(ctx context.Context, host string, due time.Time) {
 }
 
 // answered takes in an answer. A failure adds what was found and takes nothing
-// away.
+// away; that of one family alone takes nothing of that family. Some servers
+// never answer for a family that a name does not have.
 func (p *Pool) answered(a answer) {
 	old := p.names[a.host]
 	addrs := make([]netip.Addr, 0, len(a.addrs))
 	for _, ip := range a.addrs {
 		addrs = append(addrs, ip.Unmap())
 	}
+	var half *halfError
 	if a.err != nil {
-		p.log.Warn("resolving a target failed", zap.String("upstream", a.host), zap.Error(a.err),
-			zap.Int("addresses_kept", len(old.addrs)), zap.Duration("retry_in", time.Until(a.due).Round(time.Millisecond)))
-		addrs = append(addrs, old.addrs...)
+		kept := old.addrs
+		if errors.As(a.err, &half) {
+			kept = slices.DeleteFunc(slices.Clone(kept), func(ip netip.Addr) bool { return !half.failed(ip) })
+		}
+		if half == nil || !old.half { // once where it goes on with every TTL
+			p.log.Warn("resolving a target failed", zap.String("upstream", a.host), zap.Error(a.err),
+				zap.Int("addresses_kept", len(kept)), zap.Duration("retry_in", time.Until(a.due).Round(time.Millisecond)))
+		}
+		addrs = append(addrs, kept...)
 	}
 	slices.SortFunc(addrs, netip.Addr.Compare)
 	addrs = slices.Compact(addrs)
@@ -150,6 +164,6 @@ func (p *Pool) answered(a answer) {
 	for h, n := range p.names {
 		names[h] = n
 	}
-	names[a.host] = name{addrs, a.due}
+	names[a.host] = name{addrs, a.due, half != nil}
 	p.names = names
 }
