@@ -384,6 +384,9 @@ func TestNamesAreResolved(t *testing.T) {
 		n.set(nil)
 		time.Sleep(time.Minute)
 		want("10.0.0.2:7 10.0.0.3:7 10.0.0.4:7 10.0.0.9:9") // no such name: nothing goes
+		n.set(nil, "0.0.0.0", "::ffff:0.0.0.0", "255.255.255.255", "ff02::1")
+		time.Sleep(30 * time.Second)
+		want("10.0.0.2:7 10.0.0.3:7 10.0.0.4:7 10.0.0.9:9") // no address of a host: the same
 		n.set(nil, "10.0.0.5", "fd00::5")
 		time.Sleep(30 * time.Second)
 		want("10.0.0.5:7 [fd00::5]:7 10.0.0.9:9")

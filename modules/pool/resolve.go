@@ -110,11 +110,17 @@ func (p *Pool) followName(ctx context.Context, host string, due time.Time) {
 		if ctx.Err() != nil {
 			return
 		}
-		if err == nil && len(addrs) == 0 {
+		for i := range addrs {
+			addrs[i] = addrs[i].Unmap()
+		}
+		// 0.0.0.0 is what some servers answer for names that they block; it would
+		// be this host.
+		addrs = slices.DeleteFunc(addrs, func(ip netip.Addr) bool { return !ofOneHost(ip) })
+		var half *halfError
+		if len(addrs) == 0 && (err == nil || errors.As(err, &half)) {
 			err = errNoAddress
 		}
 		wait := min(max(ttl, minTTL), maxTTL)
-		var half *halfError
 		switch {
 		case err == nil:
 			retry = minRetry
@@ -137,10 +143,7 @@ func (p *Pool) followName(ctx context.Context, host string, due time.Time) {
 // never answer for a family that a name does not have.
 func (p *Pool) answered(a answer) {
 	old := p.names[a.host]
-	addrs := make([]netip.Addr, 0, len(a.addrs))
-	for _, ip := range a.addrs {
-		addrs = append(addrs, ip.Unmap())
-	}
+	addrs := a.addrs
 	var half *halfError
 	if a.err != nil {
 		kept := old.addrs

@@ -94,7 +94,7 @@ func validSources(list []string) error {
 		switch a = a.Unmap(); {
 		case err != nil:
 			return fmt.Errorf("source_addresses: %q is not an IP address", s)
-		case a.IsUnspecified() || a.IsMulticast():
+		case !ofOneHost(a):
 			return fmt.Errorf("source_addresses: %s is no address to connect from", a)
 		case seen[a]:
 			return fmt.Errorf("source_addresses: %s is listed twice", a)
@@ -149,7 +149,7 @@ func parseTarget(s string) (target, error) {
 		return target{}, fmt.Errorf("%q: the port is not a number from 1 to 65535", s)
 	}
 	if a, err := netip.ParseAddr(host); err == nil {
-		if a = a.Unmap(); a.IsUnspecified() || a.IsMulticast() {
+		if a = a.Unmap(); !ofOneHost(a) {
 			return target{}, fmt.Errorf("%q is not the address of one host", s)
 		}
 		return target{addr: netip.AddrPortFrom(a, uint16(port)), port: uint16(port)}, nil
@@ -159,6 +159,11 @@ func parseTarget(s string) (target, error) {
 		return target{}, fmt.Errorf("%q: %q is neither an IP address nor a host name", s, host)
 	}
 	return target{host: name, port: uint16(port)}, nil
+}
+
+// ofOneHost reports whether a, which is not IPv4-mapped, can be a single host's.
+func ofOneHost(a netip.Addr) bool {
+	return !a.IsUnspecified() && !a.IsMulticast() && a != netip.AddrFrom4([4]byte{255, 255, 255, 255})
 }
 
 // validHost reports whether a name can be a host's. One whose last label is a

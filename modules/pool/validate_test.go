@@ -38,6 +38,7 @@ func TestConfigErrors(t *testing.T) {
 		`{"targets": ["-a.example:1"]}`:                      `is neither`,
 		`{"targets": ["0.0.0.0:1"]}`:                         `is not the address of one host`,
 		`{"targets": ["224.0.0.1:1"]}`:                       `is not the address of one host`,
+		`{"targets": ["255.255.255.255:1"]}`:                 `is not the address of one host`,
 		`{"targets": ["10.0.0.1:1", "10.0.0.1:1"]}`:          `targets: "10.0.0.1:1" is listed twice`,
 		`{"targets": ["10.0.0.1:1", "[::ffff:10.0.0.1]:1"]}`: `"[::ffff:10.0.0.1]:1" is listed twice`,
 		`{"targets": ["a.example:1", "A.example.:1"]}`:       `"A.example.:1" is listed twice`,
