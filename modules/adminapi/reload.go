@@ -4,16 +4,13 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"net/http"
 	"net/url"
 	"os"
 	"strings"
 
-	"github.com/caddyserver/caddy/v2"
-	caddycmd "github.com/caddyserver/caddy/v2/cmd"
-	"github.com/spf13/cobra"
+	"github.com/wayhouse-proxy/wayhouse/modules/proxy"
 )
 
 // reload loads the file that the process was started with again. It is forced:
@@ -23,57 +20,15 @@ func (a *API) reload(w http.ResponseWriter, r *http.Request) error {
 	if err := knownParams(r.URL.Query()); err != nil {
 		return err
 	}
-	file, adapter, err := startFile(os.Args)
+	file, adapter, err := proxy.StartFile(os.Args)
 	if err != nil {
 		return &problem{http.StatusConflict, err.Error()}
 	}
-	if err := loadFile(file, adapter); err != nil {
+	if err := proxy.LoadFile(file, adapter); err != nil {
 		return &problem{http.StatusUnprocessableEntity, err.Error()}
 	}
 	w.WriteHeader(http.StatusNoContent)
 	return nil
-}
-
-// loadFile is what Caddy does on SIGUSR1, but for the answer. It has the file
-// known again for the next signal, which Caddy forgets when another config is
-// pushed.
-func loadFile(file, adapter string) error {
-	config, file, adapter, err := caddycmd.LoadConfig(file, adapter)
-	if err != nil {
-		return err
-	}
-	if file == "" {
-		return errNoFile
-	}
-	if err := caddy.Load(config, true); err != nil {
-		return err
-	}
-	caddy.SetLastConfig(file, adapter, loadFile)
-	return nil
-}
-
-var errNoFile = errors.New("the process was not started with a config file")
-
-// startFile is the config file in the arguments of a process, read by Caddy's
-// own flags, and empty where run takes the Caddyfile of its directory.
-func startFile(args []string) (file, adapter string, err error) {
-	run, ok := caddycmd.Commands()["run"]
-	if !ok || len(args) < 2 || args[1] != "run" {
-		return "", "", errNoFile
-	}
-	var cmd cobra.Command
-	run.CobraFunc(&cmd)
-	if err := cmd.ParseFlags(args[2:]); err != nil {
-		return "", "", fmt.Errorf("the arguments of the process: %w", err)
-	}
-	flags := cmd.Flags()
-	resume, _ := flags.GetBool("resume")
-	file, _ = flags.GetString("config")
-	adapter, _ = flags.GetString("adapter")
-	if resume || file == "-" {
-		return "", "", errNoFile
-	}
-	return file, adapter, nil
 }
 
 // loadAgain has the running config loaded anew, whoever has pushed it. Only
@@ -92,7 +47,7 @@ func loadAgain(r *http.Request) error {
 			"Cache-Control": {"must-revalidate"}, // although it is the same
 			"If-Match":      {now.header.Get("Etag")},
 		}
-		if file, _, err := startFile(os.Args); err == nil {
+		if file, _, err := proxy.StartFile(os.Args); err == nil {
 			header.Set("Caddy-Config-Source-File", file) // it stays that for SIGHUP
 		}
 		var res *answer

@@ -1,19 +1,22 @@
 package proxy
 
 import (
+	"cmp"
 	"os"
 	"os/signal"
 	"sync"
 	"sync/atomic"
 	"syscall"
 
+	"github.com/caddyserver/caddy/v2"
 	"go.uber.org/zap"
 )
 
 // signals makes SIGHUP reload the config file that the process was started
 // with, and counts the signals that end it. Caddy reloads on SIGUSR1 and only
-// logs SIGHUP, so the one is turned into the other; of SIGTERM and SIGINT it
-// notices no second while it is stopping.
+// logs SIGHUP, so the one is turned into the other; and it forgets the file when
+// a config is pushed, so that is told again. Of SIGTERM and SIGINT it notices no
+// second while it is stopping.
 var signals signalWatch
 
 type signalWatch struct {
@@ -43,6 +46,9 @@ func (w *signalWatch) acquire() {
 				continue
 			}
 			processLog.Info("reloading the config file on SIGHUP")
+			if file, adapter, err := StartFile(os.Args); err == nil {
+				caddy.SetLastConfig(cmp.Or(file, "Caddyfile"), adapter, LoadFile)
+			}
 			if err := syscall.Kill(os.Getpid(), syscall.SIGUSR1); err != nil {
 				processLog.Error("asking for a reload failed", zap.Error(err))
 			}

@@ -1,4 +1,4 @@
-package adminapi
+package proxy
 
 import (
 	"errors"
@@ -17,7 +17,7 @@ func TestStartFile(t *testing.T) {
 		"wayhouse run --pingback 127.0.0.1:9 --config last": {"last", ""},
 		"wayhouse run": {"", ""}, // the Caddyfile of the directory
 	} {
-		file, adapter, err := startFile(strings.Fields(args))
+		file, adapter, err := StartFile(strings.Fields(args))
 		if file != want.file || adapter != want.adapter || err != nil {
 			t.Errorf("%s: %q, %q, %v; want %q, %q", args, file, adapter, err, want.file, want.adapter)
 		}
@@ -25,11 +25,11 @@ func TestStartFile(t *testing.T) {
 	for _, args := range []string{
 		"wayhouse", "", "wayhouse run --config -", "wayhouse run --resume --config x", "wayhouse quick udp/:1 127.0.0.1:2", "wayhouse.test -test.v",
 	} {
-		if file, _, err := startFile(strings.Fields(args)); !errors.Is(err, errNoFile) {
+		if file, _, err := StartFile(strings.Fields(args)); !errors.Is(err, errNoFile) {
 			t.Errorf("%s: %q, %v; want %v", args, file, err, errNoFile)
 		}
 	}
-	if _, _, err := startFile([]string{"wayhouse", "run", "--confg", "x"}); err == nil || !strings.Contains(err.Error(), "--confg") {
+	if _, _, err := StartFile([]string{"wayhouse", "run", "--confg", "x"}); err == nil || !strings.Contains(err.Error(), "--confg") {
 		t.Errorf("an unknown flag: %v", err)
 	}
 }

@@ -53,6 +53,10 @@ func TestDoors(t *testing.T) {
 		t.Fatalf("PATCH of a part of the config: %d %s", status, body)
 	}
 	answers(3)
+
+	p.WriteConfig(config(0)) // although another config was pushed since
+	p.Signal(syscall.SIGHUP)
+	answers(0)
 	if r := load.Stop(); !r.Perfect() {
 		t.Errorf("the load noticed: %v", &r)
 	}

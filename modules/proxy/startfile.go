@@ -1,0 +1,52 @@
+package proxy
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/caddyserver/caddy/v2"
+	caddycmd "github.com/caddyserver/caddy/v2/cmd"
+	"github.com/spf13/cobra"
+)
+
+var errNoFile = errors.New("the process was not started with a config file")
+
+// StartFile is the config file in the arguments of a process, read by Caddy's
+// own flags, and empty where run takes the Caddyfile of its directory.
+func StartFile(args []string) (file, adapter string, err error) {
+	run, ok := caddycmd.Commands()["run"]
+	if !ok || len(args) < 2 || args[1] != "run" {
+		return "", "", errNoFile
+	}
+	var cmd cobra.Command
+	run.CobraFunc(&cmd)
+	if err := cmd.ParseFlags(args[2:]); err != nil {
+		return "", "", fmt.Errorf("the arguments of the process: %w", err)
+	}
+	flags := cmd.Flags()
+	resume, _ := flags.GetBool("resume")
+	file, _ = flags.GetString("config")
+	adapter, _ = flags.GetString("adapter")
+	if resume || file == "-" {
+		return "", "", errNoFile
+	}
+	return file, adapter, nil
+}
+
+// LoadFile is what Caddy does on SIGUSR1, but for the answer. It has the file
+// known again for the next signal, which Caddy forgets when another config is
+// pushed.
+func LoadFile(file, adapter string) error {
+	config, file, adapter, err := caddycmd.LoadConfig(file, adapter)
+	if err != nil {
+		return err
+	}
+	if file == "" {
+		return errNoFile
+	}
+	if err := caddy.Load(config, true); err != nil {
+		return err
+	}
+	caddy.SetLastConfig(file, adapter, LoadFile)
+	return nil
+}
