@@ -104,6 +104,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		return err
 	}
 	h.header = headerOf(h.pool)
+	listener.Met(ctx, h)
 	if h.Follow == nil {
 		return nil
 	}

@@ -64,6 +64,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	for p := range app.NamedPools {
 		h.pools[p.Name()] = poolhandler.New(p)
 	}
+	listener.Met(ctx, h)
 	return nil
 }
 

@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/caddyserver/caddy/v2"
+	"github.com/mholt/caddy-l4/layer4"
 
 	"github.com/wayhouse-proxy/wayhouse/internal/sock"
 )
@@ -79,16 +80,25 @@ func (l *Listener) hasPort(b Bind) bool {
 	})
 }
 
-// portsKey finds the ports of the listener in the context of the modules it
-// loads.
-const portsKey caddy.CtxKey = "wayhouse_listener_ports"
+// listenerKey finds the listener in the context of the modules it loads.
+const listenerKey caddy.CtxKey = "wayhouse_listener"
 
 // PortsOf are the ports of the listener that a module is loaded by, in the order
 // of its addresses, each once; 0 is one that the kernel chooses. They are nil for
 // a module that no listener of ours has loaded.
 func PortsOf(ctx caddy.Context) []uint16 {
-	ports, _ := ctx.Value(portsKey).([]uint16)
-	return ports
+	if l, ok := ctx.Value(listenerKey).(*Listener); ok {
+		return l.ports()
+	}
+	return nil
+}
+
+// Met tells the listener that h is loaded by, if it is one of ours, of it. The
+// listener does not see the handlers that those of its routes load.
+func Met(ctx caddy.Context, h layer4.NextHandler) {
+	if l, ok := ctx.Value(listenerKey).(*Listener); ok {
+		l.met = append(l.met, h)
+	}
 }
 
 func (l *Listener) ports() []uint16 {

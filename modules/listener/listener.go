@@ -89,7 +89,8 @@ type Listener struct {
 	limits  *Limits
 	filters *filter.Chain
 	peek    budget
-	hint    Decider // of RouteHint
+	hint    Decider              // of RouteHint
+	met     []layer4.NextHandler // by handlers of the routes, in Provision
 	view    *view
 
 	begun    bool                   // by Begin
@@ -254,7 +255,7 @@ func (l *Listener) Provision(ctx caddy.Context, name string, binds Binds, limits
 		}
 	}
 	l.peek = l.Peek.budget()
-	ctx = ctx.WithValue(portsKey, l.ports())
+	ctx = ctx.WithValue(listenerKey, l)
 	for i, r := range l.Routes {
 		if r == nil {
 			return fmt.Errorf("%s.routes[%d]: is null", l.path, i)
@@ -415,14 +416,21 @@ func (r *Route) asksSniffers() bool {
 	})
 }
 
-// Handlers are the handlers of the listener's routes, for those who look for
-// one of their own kind.
+// Handlers are the handlers of the listener's routes and those that it has Met
+// inside them, for those who look for one of their own kind.
 func (l *Listener) Handlers(yield func(layer4.NextHandler) bool) {
+	inside := slices.Clone(l.met)
 	for _, r := range l.Routes {
 		for _, h := range r.handlers {
 			if !yield(h) {
 				return
 			}
+			inside = slices.DeleteFunc(inside, func(m layer4.NextHandler) bool { return m == h })
+		}
+	}
+	for _, h := range inside {
+		if !yield(h) {
+			return
 		}
 	}
 }

@@ -222,6 +222,11 @@ func TestMistakes(t *testing.T) {
 			app: one(`"health": {"check": "udp_probe", "send": "hex:0"}`), want: `send: "0" is not made of pairs of hexadecimal digits`,
 			caddyfile: lobby + "to 10.0.0.5:7777\n\t\thealth udp_probe {\n\t\t\tsend hex:0\n\t\t}\n\t}\n",
 		},
+		"such a check, of a pool inside another handler": {
+			app:       `{` + pool + `, "listeners": {"game": {"bind": ["udp/:7777"], "routes": [{"handle": [{"handler": "subroute", "routes": [{"handle": [{"handler": "pool", "pool": "lobby"}]}]}]}]}}}`,
+			want:      `pools.lobby.health.check: missing, and the default, tcp_connect, cannot succeed at a backend that speaks UDP only`,
+			caddyfile: cfPool + listener + "udp/:7777 {\n\t\troute {\n\t\t\tsubroute {\n\t\t\t\troute {\n\t\t\t\t\tpool lobby\n\t\t\t\t}\n\t\t\t}\n\t\t}\n\t}\n",
+		},
 		"a check that UDP backends need not answer": {
 			app: on(`"udp/:7777"`), want: `pools.lobby.health.check: missing, and the default, tcp_connect, cannot succeed at a backend that speaks UDP only; name udp_probe with what to send, http with a port, or none`,
 			caddyfile: cfPool + listener + "udp/:7777" + cfRoute,
