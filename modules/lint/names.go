@@ -21,13 +21,8 @@ import (
 // nestedCIDRs looks at the lists of networks.
 func nestedCIDRs(d *document, found report) {
 	d.each(func(l *listener, i int, path string) {
-		for s, set := range l.Routes[i].sets {
-			for _, m := range []struct{ name, key string }{{"client_cidr", "cidrs"}, {"dst", "cidrs"}, {"remote_ip", "ranges"}, {"local_ip", "ranges"}} {
-				var o map[string][]string
-				if json.Unmarshal([]byte(set[m.name]), &o) == nil {
-					nested(o[m.key], fmt.Sprintf("%s.match[%d].%s.%s", path, s, m.name, m.key), found)
-				}
-			}
+		for s, set := range l.Routes[i].Match {
+			nestedIn(set, fmt.Sprintf("%s.match[%d]", path, s), found)
 		}
 	})
 	for _, name := range d.names {
@@ -42,6 +37,22 @@ func nestedCIDRs(d *document, found report) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(d.app.Resolvers)) {
 		nested(d.app.Resolvers[name].AllowTargets, "apps.wayhouse.resolvers."+name+".allow_targets", found)
+	}
+}
+
+// nestedIn looks at the lists in a set of matchers.
+func nestedIn(set map[string]json.RawMessage, path string, found report) {
+	for _, m := range []struct{ name, key string }{{"client_cidr", "cidrs"}, {"dst", "cidrs"}, {"remote_ip", "ranges"}, {"local_ip", "ranges"}} {
+		var o map[string][]string
+		if json.Unmarshal(set[m.name], &o) == nil {
+			nested(o[m.key], fmt.Sprintf("%s.%s.%s", path, m.name, m.key), found)
+		}
+	}
+	var not []map[string]json.RawMessage
+	if json.Unmarshal(set["not"], &not) == nil {
+		for i, in := range not {
+			nestedIn(in, fmt.Sprintf("%s.not[%d]", path, i), found)
+		}
 	}
 }
 

@@ -133,12 +133,15 @@ func missingCatchAll(d *document, found report) {
 // alone.
 var handshakeOnly = []string{"quic", "wireguard", "openvpn", "raknet", "teamspeak3", "dtls", "enet"}
 
-// handshake is the handshake-only sniffer that a route asks, "" when it asks
-// none.
+// handshake is what a route asks that is handshake-only on UDP, "" when it asks
+// nothing of the kind.
 func (d *document) handshake(r *route) string {
 	for _, set := range r.sets {
 		if name, kind := d.sniffer(set); slices.Contains(handshakeOnly, kind) {
-			return name
+			return "the sniffer " + name
+		}
+		if _, ok := set["sni"]; ok {
+			return "the matcher sni"
 		}
 	}
 	return ""
@@ -188,7 +191,7 @@ func handshakeLeak(d *document, found report) {
 			if name == "" || before.sameAction(r) {
 				continue
 			}
-			found("handshake_leak", path, "the sniffer %s of routes[%d] recognises only the first datagram of a session: one that has been idle too long "+
+			found("handshake_leak", path, "%s of routes[%d] recognises only the first datagrams of a session: one that has been idle too long "+
 				"comes back with another and falls to this route; send both to one pool", name, k)
 			return
 		}
@@ -222,7 +225,7 @@ func handshakeIdle(d *document, found report) {
 			if h.Pool == "" {
 				where = fmt.Sprintf("%s.handle[%d]", path, k)
 			}
-			found("handshake_idle", where+".idle_timeout", "%v is below %v, and the sniffer %s of %s cannot recognise a session that comes back: "+
+			found("handshake_idle", where+".idle_timeout", "%v is below %v, and %s of %s cannot recognise a session that comes back: "+
 				"stay well above the keepalive of the protocol", time.Duration(*c.IdleTimeout), leastIdle, name, path)
 		}
 	})
@@ -244,7 +247,7 @@ func openGate(d *document, found report) {
 			}
 			if name, kind := d.sniffer(set); kind == "openvpn" {
 				found("open_gate", fmt.Sprintf("%s.match[%d].sniffer", path, k), "the gate lets in whatever the sniffer %s recognises, which goes by one byte: "+
-					"about 3 of 256 random datagrams; put OpenVPN on a listener of its own", name)
+					"about 2 of 256 random datagrams; put OpenVPN on a listener of its own", name)
 			}
 		}
 	})
