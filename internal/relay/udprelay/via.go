@@ -22,7 +22,7 @@ type via struct {
 	id   key                // of V2UDP: the one session that it may have
 	kind proxyproto.Version // V2UDP or SPP, for as long as it lives; None: free
 	refs uint32             // sessions, the opening in hand, and kept
-	slot uint32             // of V2UDP: the session, 0: none
+	slot uint32             // of V2UDP: its session, 0: none; of SPP it says nothing
 	last uint32             // tick of the last datagram, of one that is kept
 	at   uint32             // position in worker.kept, of one that is there
 	kept bool

@@ -11,6 +11,8 @@ import (
 
 	"github.com/wayhouse-proxy/wayhouse/internal/proxyproto"
 	"github.com/wayhouse-proxy/wayhouse/internal/relay"
+	"github.com/wayhouse-proxy/wayhouse/internal/sock"
+	kit "github.com/wayhouse-proxy/wayhouse/internal/testkit"
 )
 
 // vias counts what the engine has of sockets of proxies.
@@ -207,6 +209,44 @@ func TestToldAndHeld(t *testing.T) {
 			send(t, c, tell(form, one, dest, "e"))
 			answer("e")
 		})
+	}
+}
+
+// TestToldTransparent: an endpoint that takes datagrams for whatever address answers a
+// proxy from the one it has sent to, in and outside sessions.
+func TestToldTransparent(t *testing.T) {
+	for _, bind := range []string{"0.0.0.0:0", "[::]:0"} {
+		for _, form := range []proxyproto.Form{formV2, formSPP} {
+			t.Run(fmt.Sprint(bind, " ", form.Version), func(t *testing.T) {
+				e := startEngine(t, 1)
+				p := newPath(e, echoBackend(t, "127.0.0.1:0"), nil)
+				forward := forwardTo(p)
+				ep, err := e.Listen(netip.MustParseAddrPort(bind), sock.Options{Transparent: true}, acceptFunc(func(o *Opening) Decision {
+					if o.Client != addr(one) || o.Local != addr(dest) {
+						t.Errorf("opened with %v to %v", o.Client, o.Local)
+					}
+					way := o.Way()
+					if err := ep0(o).WriteTo(o.Data, &way); err != nil {
+						t.Error(err)
+					}
+					return forward(o)
+				}))
+				kit.Require(t, err, "right to CAP_NET_ADMIN")
+				ep.SetHeaders(trust(t, p, true, local))
+				to := netip.AddrPortFrom(netip.MustParseAddr("127.0.0.6"), ep.Addr().Port())
+				c := dial(t, to)
+				send(t, c, tell(form, one, dest, "a"))
+				for range 2 {
+					want := "a"
+					if form.Version == proxyproto.SPP {
+						want = string(tell(form, one, dest, "a"))
+					}
+					if got := string(receive(t, c)); got != want {
+						t.Errorf("%q came back, want %q", got, want)
+					}
+				}
+			})
+		}
 	}
 }
 
