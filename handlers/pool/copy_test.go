@@ -138,15 +138,15 @@ func TestCopiedFlowsSayWhyTheyEnd(t *testing.T) {
 					testkit.M{"handler": "throttle", "read_bytes_per_second": 1 << 30, "read_burst_size": 1 << 20},
 					testkit.M{"handler": "pool", "pool": "p"}))},
 					testkit.M{"p": testkit.With(testkit.Pool(backend), options)}))
+				closed := func() float64 {
+					return metric(t, "wayhouse_flows_closed_total", "listener", name, "proto", network, "reason", reason)
+				}
+				before := closed()
 				c, err := net.Dial(network, proxy.Running().Listening(name)[0].Addr.String())
 				if err != nil {
 					t.Fatal(err)
 				}
 				defer c.Close()
-				closed := func() float64 {
-					return metric(t, "wayhouse_flows_closed_total", "listener", name, "proto", network, "reason", reason)
-				}
-				before := closed()
 				if _, err := c.Write([]byte("x")); err != nil {
 					t.Fatal(err)
 				}
