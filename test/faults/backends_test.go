@@ -51,9 +51,6 @@ func TestBackendKilled(t *testing.T) {
 	if r := load.Stop(); r.Reset != int64(victims) || r.Lost+r.Damaged+r.Duplicated+r.Moved != 0 {
 		t.Errorf("the load noticed: %v", &r)
 	}
-	if n := p.Metric("backend_connect_errors_total", "pool", "p", "backend", backends[0].Addr, "kind", "refused"); n == 0 {
-		t.Error("backend_connect_errors_total has no refusal")
-	}
 
 	backends[0].Listen(t, backends[0].Addr)
 	kit.Settles(t, "healthy backends", 3, func() int { return healthy(p, "p") })
@@ -62,6 +59,21 @@ func TestBackendKilled(t *testing.T) {
 		attempt(addr)
 		return backends[0].Served() > served
 	})
+}
+
+// TestRefusedConnect has a backend that refuses every connection and stays in the
+// pool. Connections go to the other one, and the refusals are counted.
+func TestRefusedConnect(t *testing.T) {
+	p, addr, backends := three(t, kit.M{"health": kit.M{"check": "none", "fall": 1000}})
+	backends[0].Kill()
+	for i := range 30 {
+		if b, err := attempt(addr); err != nil || b == 1 {
+			t.Errorf("connection %d beside a backend that refuses: backend %d, %v", i, b, err)
+		}
+	}
+	if n := p.Metric("backend_connect_errors_total", "pool", "p", "backend", backends[0].Addr, "kind", "refused"); n == 0 {
+		t.Error("backend_connect_errors_total has no refusal")
+	}
 }
 
 // TestBackendFlaps takes a backend down and up again many times. No new
