@@ -210,15 +210,37 @@ func (w *worker) resume(l *listener) {
 	l.resume = 0
 }
 
-// decide asks the acceptor what to do with a connection.
+// Again has the acceptor asked once more about a connection that it has taken.
+func (ep *Endpoint) Again(fd int, client, local netip.AddrPort) {
+	i := fd % len(ep.listeners)
+	w, a := ep.engine.workers[i], ep.listeners[i].acceptor
+	ask := func() {
+		if w.stopping {
+			closeFD(int32(fd))
+			return
+		}
+		w.ask(a, int32(fd), client, local)
+	}
+	if !w.post(op{do: ask}) {
+		closeFD(int32(fd))
+	}
+}
+
+// decide has the acceptor asked about a connection that has come.
 func (w *worker) decide(l *listener, fd int32) {
+	client, local := fromRaw(&w.rsa), l.addr
+	if l.asks {
+		local = localAddr(fd, &w.rsa)
+	}
+	w.ask(l.acceptor, fd, client, local)
+}
+
+// ask asks an acceptor what to do with a connection, and does it.
+func (w *worker) ask(a Acceptor, fd int32, client, local netip.AddrPort) {
 	w.accepting, w.current, w.asking = fd, handle{}, nil
 	o := &w.opening
-	*o = Opening{Worker: w.index, FD: int(fd), Client: fromRaw(&w.rsa), Local: l.addr}
-	if l.asks {
-		o.Local = localAddr(fd, &w.rsa)
-	}
-	d := l.acceptor.Accept(o)
+	*o = Opening{Worker: w.index, FD: int(fd), Client: client, Local: local}
+	d := a.Accept(o)
 	w.accepting = -1
 	switch {
 	case d == Take:

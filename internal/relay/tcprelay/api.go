@@ -47,8 +47,9 @@ type Looker interface {
 	// Look is called each time that more has come. seen is all there is, up to
 	// o.Limit; final says that nothing more will come: the client has ended its
 	// side, or o.Wait has passed. It answers as Accept does, and may change o's
-	// addresses, Limit and Wait. After final it may not answer Peek, unless with
-	// Discard or a longer Wait.
+	// addresses, Path, Limit and Wait. After Peek with another Path it is called
+	// again at once. After final it may not answer Peek, unless with that, with
+	// Discard or with a longer Wait.
 	Look(o *Opening, seen []byte, final bool) Decision
 
 	// Taken follows the answer Take: the engine has let go of o.FD.

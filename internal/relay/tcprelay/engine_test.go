@@ -144,11 +144,12 @@ func newRig(t *testing.T, backends []netip.AddrPort, opts ...option) *rig {
 func (r *rig) Accept(o *Opening) Decision {
 	r.mu.Lock()
 	r.opened = append(r.opened, *o)
+	decision := r.decision
 	r.mu.Unlock()
 	o.Counters = &r.counters[o.Worker]
 	r.maybePanic("accept")
 	o.Dialer, o.Looker, o.Path, o.Limit, o.Wait = r, r, r.looking, 16, r.wait
-	return r.decision
+	return decision
 }
 
 func (r *rig) Look(o *Opening, seen []byte, final bool) Decision {

@@ -77,13 +77,19 @@ func (w *worker) look(slot uint32, c *conn, gone bool) {
 			p.client, p.local = o.Client, o.Local
 			c.setAddrs(p.client, p.local)
 		}
+		moved := o.Path != w.paths.at(c.path)
+		if moved {
+			was := c.path
+			c.path = w.paths.take(o.Path)
+			w.paths.give(was)
+		}
 		if d != Peek {
 			w.looked(slot, c, d, gone)
 			return
 		}
 		w.waitOn(slot, c, p, o)
 		switch {
-		case o.Discard > 0:
+		case o.Discard > 0 || moved:
 			p.seen, again = 0, true
 		case ended || c.due <= w.now: // it had to decide
 			w.finish(slot, c, relay.Error)

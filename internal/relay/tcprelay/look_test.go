@@ -306,3 +306,76 @@ func TestLookPanics(t *testing.T) {
 		})
 	}
 }
+
+// TestLookMoves has a connection become another path's while it is looked at:
+// the looker is asked again at once, and whoever owns the path by then hears of
+// the end.
+func TestLookMoves(t *testing.T) {
+	const second = 7
+	var r *rig
+	moved := &relay.Path{Listener: "test", Route: second}
+	look := func(o *Opening, seen []byte, final bool) Decision {
+		switch {
+		case o.Path == r.looking && (len(seen) >= 2 || final):
+			o.Path, o.Wait = moved, o.Age+time.Hour
+		case o.Path == moved && string(seen) == "hello":
+			return Forward
+		}
+		return Peek
+	}
+	r = newRig(t, []netip.AddrPort{serve(t, echo)}, peeking(100*time.Millisecond, look))
+	moved.Owner = r
+	c := r.dial()
+	io.WriteString(c, "he")
+	r.waitLooks(2)
+	io.WriteString(c, "llo")
+	got := make([]byte, 5)
+	if _, err := io.ReadFull(c, got); err != nil || string(got) != "hello" {
+		t.Errorf("read %q, %v", got, err)
+	}
+	r.expectLooks(`"he"`, `"he"`, `"hello"`)
+	c.Close()
+	r.waitClosed(1)
+
+	silent := r.dial() // moves by the time being over
+	looks := r.waitLooks(5)[3:]
+	if !slices.Equal(looks, []string{`"" final`, `""`}) {
+		t.Errorf("looked at %q", looks)
+	}
+	r.engine.ClosePaths(func(p *relay.Path) bool { return p.Route == second }, relay.Drain)
+	if end := r.waitClosed(2)[1]; end.info.Path != moved || end.why != relay.Drain {
+		t.Errorf("closed %+v", end)
+	}
+	silent.Close()
+}
+
+// TestAgain has the acceptor decide about a connection that it has taken.
+func TestAgain(t *testing.T) {
+	r := newRig(t, []netip.AddrPort{serve(t, echo)}, taking)
+	c := r.dial()
+	o := r.opening(1)
+	r.mu.Lock()
+	r.decision = Forward
+	r.mu.Unlock()
+	said := netip.MustParseAddrPort("192.0.2.7:77")
+	r.ep.Again(o.FD, said, o.Local)
+	roundTrip(t, c, "hello")
+	if o := r.opening(2); o.Client != said {
+		t.Errorf("asked about %v", o.Client)
+	}
+	c.Close()
+	if end := r.waitClosed(1)[0]; end.info.Client != said {
+		t.Errorf("closed %+v", end)
+	}
+
+	r.mu.Lock()
+	r.decision = Take
+	r.mu.Unlock()
+	c = r.dial()
+	o = r.opening(3)
+	r.engine.Close()
+	r.ep.Again(o.FD, o.Client, o.Local)
+	if _, err := c.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+		t.Errorf("read: %v, want the end: nobody is there to ask", err)
+	}
+}
