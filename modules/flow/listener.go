@@ -106,15 +106,32 @@ var live struct{ conns, sessions atomic.Int64 }
 // Open has counted is given back, for the same client, by Closed or Abandoned.
 func (l *Listener) Open(udp bool, client netip.Addr, b Bounds) Full {
 	client = cidr.Plain(client)
-	if full := l.sources.open(client, b); full != Room {
-		return full
-	}
-	if !addBelow(ofProcess(udp), b.Process) {
+	full := l.sources.open(client, b)
+	switch {
+	case full != Room && b.Held:
+		l.Release(udp)
+	case full == Room && !b.Held && !l.Hold(udp, b.Process):
 		l.sources.closed(client)
-		return FullProcess
+		full = FullProcess
+	}
+	return full
+}
+
+// Hold counts a flow that begins and whose client is not known yet, unless there
+// are as many in the process already; 0 is no bound. It is given back by Release
+// or ClosedHeld, or becomes a client's by Open.
+func (l *Listener) Hold(udp bool, most int64) bool {
+	if !addBelow(ofProcess(udp), most) {
+		return false
 	}
 	l.active(udp).Add(1)
-	return Room
+	return true
+}
+
+// Release gives back what Hold has counted.
+func (l *Listener) Release(udp bool) {
+	l.active(udp).Add(-1)
+	ofProcess(udp).Add(-1)
 }
 
 // addBelow adds one unless there are max already; max 0 means no bound. It
@@ -139,8 +156,7 @@ func addBelow(n *atomic.Int64, max int64) bool {
 // Abandoned gives back a flow that never reached a backend.
 func (l *Listener) Abandoned(udp bool, client netip.Addr) {
 	l.sources.closed(cidr.Plain(client))
-	l.active(udp).Add(-1)
-	ofProcess(udp).Add(-1)
+	l.Release(udp)
 }
 
 // Closed gives back a flow that has ended, as it was last.
@@ -149,7 +165,14 @@ func (l *Listener) Closed(last *relay.Info, why relay.Reason) {
 	if !udp || last.PacketsS2C > 0 { // who was never answered may be anybody
 		recent.note(cidr.Plain(last.Client.Addr()), sinceStart())
 	}
-	l.Abandoned(udp, last.Client.Addr())
+	l.sources.closed(cidr.Plain(last.Client.Addr()))
+	l.ClosedHeld(last, why)
+}
+
+// ClosedHeld is Closed for a flow whose client has not become known.
+func (l *Listener) ClosedHeld(last *relay.Info, why relay.Reason) {
+	udp := last.ID.UDP()
+	l.Release(udp)
 	l.duration.Observe(last.Age.Seconds())
 	p := 0
 	if udp {

@@ -35,6 +35,10 @@ type Bounds struct {
 	Process int64 // of the kind, in the whole process
 	PerIP   int64 // of one client address, on the listener
 	PerNet  int64 // of one /24 or /64, on the listener
+
+	// The process has counted the flow by Hold. Where there is no room for it that
+	// is given back.
+	Held bool
 }
 
 // Full says which of the bounds a flow would break.

@@ -210,3 +210,40 @@ func BenchmarkOpenClose(b *testing.B) {
 		l.Closed(info, relay.ClientClose)
 	}
 }
+
+// TestHold holds flows whose client is not known: they take a place of the
+// process, and become a client's or are given back.
+func TestHold(t *testing.T) {
+	l := ListenerOf(t.Name())
+	before, _ := Live()
+	most := before + 2
+	if !l.Hold(false, most) || !l.Hold(false, most) || l.Hold(false, most) {
+		t.Fatal("not just two are held")
+	}
+	if got := l.Open(false, ip("192.0.2.1"), Bounds{Process: most}); got != FullProcess {
+		t.Errorf("opened beside them: %d", got)
+	}
+	if ofIP, _ := l.Live(ip("192.0.2.1")); ofIP != 0 {
+		t.Errorf("%d are left of who was kept out", ofIP)
+	}
+	if got := l.Open(false, ip("192.0.2.1"), Bounds{Process: most, PerIP: 1, Held: true}); got != Room {
+		t.Errorf("the first becomes a client's: %d", got)
+	}
+	if got := l.Open(false, ip("192.0.2.1"), Bounds{Process: most, PerIP: 1, Held: true}); got != FullIP {
+		t.Errorf("the second becomes the same client's: %d", got)
+	}
+	if n := l.Conns.Load(); n != 1 {
+		t.Errorf("%d are left, want the first", n)
+	}
+	l.Closed(&relay.Info{Client: netip.MustParseAddrPort("192.0.2.1:1")}, relay.ClientClose)
+	l.Hold(false, 0)
+	l.ClosedHeld(&relay.Info{Client: netip.MustParseAddrPort("192.0.2.9:1")}, relay.Admin)
+	l.Hold(false, 0)
+	l.Release(false)
+	if now, _ := Live(); now != before || l.Conns.Load() != 0 {
+		t.Errorf("%d are left, and %d of the process", l.Conns.Load(), now-before)
+	}
+	if Returning(ip("192.0.2.9")) || !Returning(ip("192.0.2.1")) {
+		t.Error("who comes back is not who was a client")
+	}
+}
