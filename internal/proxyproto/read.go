@@ -88,12 +88,15 @@ func readV1(b []byte) (h Header, n int, err error) {
 	if end == 0 || b[end-1] != '\r' {
 		return h, 0, errLine
 	}
-	words := strings.Split(string(b[:end-1]), " ")
-	switch {
-	case len(words) >= 2 && words[1] == "UNKNOWN": // whatever follows
-		return h, end + 1, nil
-	case len(words) != 6:
-		return h, 0, errLine
+	var words [6]string
+	rest, more := string(b[:end-1]), true
+	for i := range words {
+		if words[i], rest, more = strings.Cut(rest, " "); i == 1 && words[1] == "UNKNOWN" { // whatever follows
+			return h, end + 1, nil
+		}
+		if more != (i < len(words)-1) {
+			return h, 0, errLine
+		}
 	}
 	var client, dest netip.AddrPort
 	if client, err = wordAddr(words[1], words[2], words[4]); err == nil {
