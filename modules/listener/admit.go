@@ -32,14 +32,22 @@ const (
 	ruleMaxUDP     = "max_udp"
 	ruleMaxNewRate = "max_new_rate"
 	ruleGate       = "first_packet_gate"
-	rulePanic      = "panic" // of a filter or what the gate asks; counted as a panic alone
+	ruleHeader     = "proxy_header" // missing, wrong, or of somebody who is not trusted
+	rulePanic      = "panic"        // of a filter or what the gate asks; counted as a panic alone
 )
 
 // admit says which rule keeps a new flow out. One that no rule keeps out, for
 // which it returns "", is counted in by then; later is a rule that has yet to see
 // more of it, in a goroutine: see gate.go. first is the first datagram of a
-// session.
-func (v *view) admit(client, local netip.AddrPort, udp bool, first []byte) (rule, later string) {
+// session. A flow that was held while its client was not known is not held any
+// more, whatever the answer.
+func (v *view) admit(client, local netip.AddrPort, udp bool, first []byte, held bool) (rule, later string) {
+	counted := false
+	defer func() {
+		if held && !counted {
+			v.stats.Release(udp)
+		}
+	}()
 	defer v.contain(client, func() { rule, later = rulePanic, "" })
 	f := filter.Flow{Source: cidr.Plain(client.Addr()), Client: client, Local: local, UDP: udp, Stats: v.stats}
 	gate := v.gated(udp)
@@ -63,7 +71,8 @@ func (v *view) admit(client, local netip.AddrPort, udp bool, first []byte) (rule
 		}
 	}
 	if rule == "" {
-		rule = v.countIn(f)
+		counted = true
+		rule = v.countIn(f, held)
 	}
 	switch {
 	case v.shield == nil:
@@ -117,8 +126,8 @@ func (v *view) drop(o *udprelay.Opening, why relay.Drop) udprelay.Decision {
 }
 
 // countIn counts a flow in, or says which limit or cap is in its way.
-func (v *view) countIn(f filter.Flow) (rule string) {
-	b := flow.Bounds{Process: v.limits.max(f.UDP)}
+func (v *view) countIn(f filter.Flow, held bool) (rule string) {
+	b := flow.Bounds{Process: v.limits.max(f.UDP), Held: held}
 	b.PerIP, b.PerNet = v.filters.Caps()
 	switch v.stats.Open(f.UDP, f.Source, b) {
 	case flow.FullProcess:

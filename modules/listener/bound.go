@@ -99,8 +99,9 @@ func (s *boundSet) tcp() reach {
 	return r
 }
 
-// reach is a set of addresses, with wildcards and, of transparent endpoints,
-// listeners: their connections may have been made to any address.
+// reach is a set of addresses, with wildcards and, of transparent endpoints and
+// those that believe PROXY headers, listeners: their connections may have been
+// made to any address.
 type reach struct {
 	at  map[netip.AddrPort]struct{}
 	any map[string]struct{}
@@ -112,7 +113,7 @@ func newReach() reach {
 
 func (r reach) add(ep *endpoint) {
 	r.at[ep.addr().Addr] = struct{}{}
-	if ep.key.Transparent {
+	if ep.key.Transparent || ep.told.Load() {
 		r.any[ep.listener()] = struct{}{}
 	}
 }

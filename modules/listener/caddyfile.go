@@ -21,6 +21,9 @@ import (
 //		prefix         <network>
 //		freebind
 //		transparent
+//		accept_proxy <networks...> {
+//			...
+//		}
 //		peek_timeout   <duration>
 //		peek_max_bytes <number>
 //		on_undecided   refuse|next
@@ -46,6 +49,7 @@ func (l *Listener) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		"prefix":            caddyopt.String(&l.Prefix),
 		"freebind":          caddyopt.Word(&l.FreeBind),
 		"transparent":       caddyopt.Word(&l.Transparent),
+		"accept_proxy":      caddyopt.Func(l.unmarshalProxy),
 		"peek_timeout":      caddyopt.Ptr(&l.Peek.Timeout, caddyopt.Duration),
 		"peek_max_bytes":    caddyopt.Ptr(&l.Peek.MaxBytes, caddyopt.Int),
 		"on_undecided":      caddyopt.Enum(&l.Peek.OnUndecided, onUndecidedRefuse, onUndecidedNext),
@@ -60,6 +64,11 @@ func (l *Listener) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	}
 	l.Routes, err = segments.parse()
 	return err
+}
+
+func (l *Listener) unmarshalProxy(d *caddyfile.Dispenser) error {
+	l.AcceptProxy = new(AcceptProxy)
+	return l.AcceptProxy.unmarshal(d)
 }
 
 func (l *Listener) unmarshalFilter(d *caddyfile.Dispenser) error {

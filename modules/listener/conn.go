@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sys/unix"
 
+	"github.com/wayhouse-proxy/wayhouse/internal/flowaddr"
 	"github.com/wayhouse-proxy/wayhouse/internal/relay"
 	"github.com/wayhouse-proxy/wayhouse/internal/relay/udprelay"
 )
@@ -24,6 +25,7 @@ type TCPConn struct {
 	net.Conn // a *net.TCPConn
 
 	client, local netip.AddrPort
+	told          bool // by a PROXY header: they are not the socket's
 	view          *view
 	opened        time.Time
 	place         atomic.Pointer[Place]
@@ -48,8 +50,31 @@ func takeTCP(fd int, client, local netip.AddrPort, v *view, age time.Duration) (
 		return nil, err
 	}
 	c := &TCPConn{Conn: nc, client: client, local: local, view: v, opened: time.Now().Add(-age)}
+	c.told = !same(nc.RemoteAddr(), client) || !same(nc.LocalAddr(), local)
 	taken.add(c)
 	return c, nil
+}
+
+// same reports whether an address of a socket is a. Ours have no zones.
+func same(of net.Addr, a netip.AddrPort) bool {
+	s := flowaddr.Of(of)
+	return netip.AddrPortFrom(s.Addr().WithZone(""), s.Port()) == a
+}
+
+// RemoteAddr is the client's address.
+func (c *TCPConn) RemoteAddr() net.Addr {
+	if c.told {
+		return net.TCPAddrFromAddrPort(c.client)
+	}
+	return c.Conn.RemoteAddr()
+}
+
+// LocalAddr is the address that the client connected to.
+func (c *TCPConn) LocalAddr() net.Addr {
+	if c.told {
+		return net.TCPAddrFromAddrPort(c.local)
+	}
+	return c.Conn.LocalAddr()
 }
 
 // Detach gives the socket up: the caller owns fd, and counting the flow out.

@@ -38,6 +38,7 @@ type endpoint struct {
 	key endpointKey
 
 	view  atomic.Pointer[view] // the last of views; nil while draining
+	told  atomic.Bool          // it has had a view that believes PROXY headers
 	ready chan struct{}        // closed with the first view, or when there will be none
 	once  sync.Once            // closes ready
 
@@ -86,6 +87,9 @@ func giveEndpoint(ep *endpoint) error {
 }
 
 func (ep *endpoint) push(v *view) {
+	if v.proxied != nil {
+		ep.told.Store(true)
+	}
 	ep.mu.Lock()
 	ep.views = append(ep.views, v)
 	ep.view.Store(v)

@@ -100,6 +100,7 @@ const (
 	EndWaits    = "waits"    // more bytes would be waited for
 	EndLimit    = "limit"    // a limit is in its way
 	EndFilter   = "filter"   // a filter refuses it
+	EndHeader   = ruleHeader // its PROXY header is missing, wrong or of somebody who is not trusted
 	EndRefused  = "refused"  // the process is stopping
 	EndNetwork  = "network"  // a server on wayhouse/NAME gets it
 	EndError    = "error"    // a matcher fails
@@ -109,7 +110,7 @@ const (
 
 // Step is one thing that was looked at. Which fields it has depends on Kind.
 type Step struct {
-	Kind    string `json:"step"` // limit, bytes, sniffer, hint, route, handler
+	Kind    string `json:"step"` // header, limit, bytes, sniffer, hint, route, handler
 	Name    string `json:"name,omitempty"`
 	Route   *int   `json:"route,omitempty"`
 	Verdict string `json:"verdict,omitempty"`
@@ -221,6 +222,9 @@ func (t *trace) run() {
 	}
 	if t.v.outside(t.q.Local) {
 		t.end(Outcome{What: EndOutside, Reason: fmt.Sprintf("%s is not in the prefix %s", t.q.Local.Addr(), t.v.prefix)})
+		return
+	}
+	if t.v.proxied != nil && !t.header() {
 		return
 	}
 	if !t.admission() || !t.limits() {

@@ -3,6 +3,8 @@ package listener
 import (
 	"net/netip"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/wayhouse-proxy/wayhouse/internal/relay/tcprelay"
 	"github.com/wayhouse-proxy/wayhouse/modules/flow"
 )
@@ -32,4 +34,9 @@ func SweepGuests(name string, later bool) {
 		now += int64(heldIdle)
 	}
 	guestsOf(flow.ListenerOf(name)).sweep(now)
+}
+
+// HeadersRead counts what PROXY headers have told a listener.
+func HeadersRead(listener, told string) prometheus.Counter {
+	return headersRead.WithLabelValues(listener, told)
 }

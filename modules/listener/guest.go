@@ -73,7 +73,7 @@ func (g *guest) info() relay.Info {
 
 // letIn admits a client that is no guest yet, or says which rule keeps it out.
 func (v *view) letIn(key guestKey, o *udprelay.Opening) (*guest, string) {
-	if rule, _ := v.admit(o.Client, o.Local, true, o.Data); rule != "" {
+	if rule, _ := v.admit(o.Client, o.Local, true, o.Data, false); rule != "" {
 		return nil, rule // nothing is for later: without routes nobody is recognised
 	}
 	now := sinceStarted()

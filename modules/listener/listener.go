@@ -60,6 +60,11 @@ type Listener struct {
 	// CAP_NET_ADMIN or CAP_NET_RAW. Refused beside prefix. Default: false.
 	Transparent bool `json:"transparent,omitempty"`
 
+	// Believe the PROXY headers of load balancers in front of this listener:
+	// filters, limits, routes, logs and backends then see the client that a header
+	// names. Default: none is believed, a header is payload.
+	AcceptProxy *AcceptProxy `json:"accept_proxy,omitempty"`
+
 	// How long and how far first bytes are looked at for routes that ask.
 	Peek Peek `json:"peek,omitzero"`
 
@@ -254,6 +259,11 @@ func (l *Listener) Provision(ctx caddy.Context, name string, binds Binds, limits
 			return fmt.Errorf("%s.prefix: %w", l.path, err)
 		}
 	}
+	if l.AcceptProxy != nil {
+		if err := l.AcceptProxy.provision(name); err != nil {
+			return fmt.Errorf("%s.accept_proxy.%w", l.path, err)
+		}
+	}
 	l.peek = l.Peek.budget()
 	ctx = ctx.WithValue(listenerKey, l)
 	for i, r := range l.Routes {
@@ -289,6 +299,14 @@ const hintHandler = "layer4.handlers.route_hint"
 func (l *Listener) Validate() error {
 	if err := l.checkAddresses(); err != nil {
 		return fmt.Errorf("%s.%w", l.path, err)
+	}
+	if l.AcceptProxy != nil {
+		if err := l.AcceptProxy.Validate(); err != nil {
+			return fmt.Errorf("%s.accept_proxy.%w", l.path, err)
+		}
+		if _, udp := l.Networks(); udp {
+			return fmt.Errorf("%s.accept_proxy: it is for TCP, and the listener binds a UDP address: give UDP a listener of its own", l.path)
+		}
 	}
 	switch {
 	case l.peek.Timeout <= 0:

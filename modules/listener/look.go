@@ -20,10 +20,21 @@ import (
 // It goes on in a goroutine where the route is for a foreign handler, and where
 // a matcher, a sniffer or a decider comes next that may block.
 type look struct {
-	walk walk
-	flow sniff.Flow
-	conn addrConn
+	walk  walk
+	flow  sniff.Flow
+	conn  addrConn
+	phase phase
+	gate  string // the rule of the gate that is to be asked in a goroutine; "": none
 }
+
+// phase is how far a look has come.
+type phase uint8
+
+const (
+	walking phase = iota // among the routes
+	heading              // before it is admitted; see proxied.go
+	entered              // since it is: nothing has been decided yet
+)
 
 // looks are those that are not in use. What one has grown is small: no more
 // than names and keys.
@@ -37,20 +48,37 @@ func (v *view) look(o *tcprelay.Opening) tcprelay.Decision {
 		return tcprelay.Take
 	}
 	l := looks.Get().(*look)
-	l.flow.Reset(v.plan)
-	l.conn = addrConn{client: o.Client, local: o.Local}
-	l.walk = walk{v: v, conn: &l.conn, src: shownSource{}, client: o.Client, local: o.Local, first: &l.flow}
-	l.walk.show(nil)
-	o.Looker, o.Path, o.Limit, o.Wait = l, v.looking, v.peek.MaxBytes, v.peek.Timeout
-	d := l.decide(o)
+	d := l.begin(v, o, nil, false)
 	if d == tcprelay.Take {
 		l.Taken(o)
 	}
 	return d
 }
 
+// begin starts the walk of a connection of which seen is all that has come.
+func (l *look) begin(v *view, o *tcprelay.Opening, seen []byte, final bool) tcprelay.Decision {
+	l.phase, l.gate = walking, ""
+	l.flow.Reset(v.plan)
+	l.conn = addrConn{client: o.Client, local: o.Local}
+	l.walk = walk{v: v, conn: &l.conn, src: shownSource{}, client: o.Client, local: o.Local, first: &l.flow, begun: o.Age}
+	o.Looker, o.Path, o.Limit, o.Wait = l, v.looking, v.peek.MaxBytes, o.Age+v.peek.Timeout
+	return l.goOn(o, seen, final)
+}
+
+// goOn takes the walk on with what has come.
+func (l *look) goOn(o *tcprelay.Opening, seen []byte, final bool) tcprelay.Decision {
+	l.walk.show(seen) // the engine's buffer: what it had is not there any more
+	if final {
+		l.walk.end()
+	}
+	return l.decide(o)
+}
+
 // Look implements tcprelay.Looker.
 func (l *look) Look(o *tcprelay.Opening, seen []byte, final bool) tcprelay.Decision {
+	if l.phase == heading {
+		return l.header(o, seen, final)
+	}
 	v := l.walk.v
 	d, done := tcprelay.Refuse, false
 	defer func() { // after a panic of a matcher the engine tells the owner of the path
@@ -58,12 +86,25 @@ func (l *look) Look(o *tcprelay.Opening, seen []byte, final bool) tcprelay.Decis
 			v.stats.Abandoned(false, o.Client.Addr())
 		}
 	}()
-	l.walk.show(seen) // the engine's buffer: what it had is not there any more
-	if final {
-		l.walk.end()
+	if l.phase == entered {
+		d = l.enter(v, o, seen, final)
+	} else {
+		d = l.goOn(o, seen, final)
 	}
-	d = l.decide(o)
 	done = true
+	return d
+}
+
+// enter decides about a connection that has been admitted, as Accept does.
+func (l *look) enter(v *view, o *tcprelay.Opening, seen []byte, final bool) tcprelay.Decision {
+	if l.gate != "" || len(v.routes) == 0 {
+		return tcprelay.Take
+	}
+	d, known := v.direct(o)
+	if !known {
+		return l.begin(v, o, seen, final)
+	}
+	l.free()
 	return d
 }
 
@@ -94,9 +135,7 @@ func (l *look) decide(o *tcprelay.Opening) tcprelay.Decision {
 		v.stats.NoRoute.Inc()
 		v.tell(relay.NoRoute.String(), w.client, w.local, false)
 	}
-	l.walk = walk{}
-	l.flow.Reset(nil)
-	looks.Put(l)
+	l.free()
 	if o.Dialer == nil {
 		return tcprelay.Refuse
 	}
@@ -104,9 +143,20 @@ func (l *look) decide(o *tcprelay.Opening) tcprelay.Decision {
 	return tcprelay.Forward
 }
 
+// free gives the look back.
+func (l *look) free() {
+	l.walk = walk{}
+	l.flow.Reset(nil)
+	looks.Put(l)
+}
+
 // Taken implements tcprelay.Looker.
 func (l *look) Taken(o *tcprelay.Opening) {
-	go l.walk.v.serveTCP(o.FD, o.Client, o.Local, &l.walk, o.Age)
+	if v := l.walk.v; l.gate != "" {
+		go v.gateTCP(o.FD, o.Client, o.Local)
+	} else {
+		go v.serveTCP(o.FD, o.Client, o.Local, &l.walk, o.Age)
+	}
 }
 
 // lookOwner counts out the connections that end while they are looked at, other

@@ -39,6 +39,7 @@ type walk struct {
 
 	client, local netip.AddrPort // as conn has them
 
+	begun time.Duration // how old the flow was
 	stage stage
 	at    int       // the route it has come to
 	to    Forwarder // whom a decider has named…
@@ -531,7 +532,7 @@ func (v *view) native(c *UDPConn, f Forwarder) {
 func (w *walk) goOn(c *TCPConn) {
 	w.c, w.conn, w.stale = c, c, true
 	w.src = &tcpSource{c: c, have: len(w.buf)}
-	w.deadline = c.opened.Add(w.v.peek.Timeout)
+	w.deadline = c.opened.Add(w.begun + w.v.peek.Timeout)
 }
 
 // continueOn makes what a handler has left behind the connection that the next

@@ -24,7 +24,7 @@ func (l *Listener) SetShield(s Shield) { l.view.shield = s }
 // Shieldable reports whether who a packet comes from is whom the filters judge,
 // and every new flow meets them.
 func (l *Listener) Shieldable() bool {
-	return l.filters.Len() > 0 && !l.Transparent
+	return l.filters.Len() > 0 && !l.Transparent && l.AcceptProxy == nil
 }
 
 // Filters are the listener's filters.

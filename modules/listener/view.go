@@ -47,6 +47,8 @@ type view struct {
 	firstPacketGate bool
 	recognisers     []Recogniser
 
+	proxied *AcceptProxy // nil: no PROXY header is believed
+
 	prefix      netip.Prefix // of the addresses that are served; not valid: all
 	transparent bool
 
@@ -57,6 +59,7 @@ type view struct {
 	dialers []tcprelay.Dialer // by route, nil where the handler is not native
 	held    *relay.Path       // of UDP sessions that no engine forwards
 	looking *relay.Path       // of TCP connections whose route is being decided on a worker
+	heading *relay.Path       // …and of those whose PROXY header is waited for
 
 	refusing atomic.Bool // the process is ending
 }
@@ -64,7 +67,7 @@ type view struct {
 func newView(l *Listener, grace time.Duration) *view {
 	return &view{
 		name: l.name, logger: l.logger, stats: l.stats, limits: l.limits, filters: l.filters, peek: l.peek, routes: l.Routes, hint: l.hint, grace: grace,
-		prefix: l.prefix, transparent: l.Transparent, firstPacketGate: l.FirstPacketGate, recognisers: l.recognisers(),
+		proxied: l.AcceptProxy, prefix: l.prefix, transparent: l.Transparent, firstPacketGate: l.FirstPacketGate, recognisers: l.recognisers(),
 	}
 }
 
@@ -77,6 +80,7 @@ func (v *view) attach(e *Engines) {
 	if len(v.routes) == 0 {
 		v.guests = guestsOf(v.stats)
 	}
+	v.heading = &relay.Path{Listener: v.name, Route: -1, Counters: v.cs, Owner: headOwner{lookOwner{v.stats}}}
 	v.hinted = v.place(-1)
 	v.places = make([]*Place, len(v.routes))
 	v.dialers = make([]tcprelay.Dialer, len(v.routes))
@@ -138,7 +142,12 @@ func (ep *endpoint) Accept(o *tcprelay.Opening) tcprelay.Decision {
 		v.stats.OutsidePrefix.Inc()
 		return tcprelay.Refuse
 	}
-	rule, later := v.admit(o.Client, o.Local, false, nil)
+	if v.proxied != nil {
+		if d, ordinary := v.awaitHeader(o); !ordinary {
+			return d
+		}
+	}
+	rule, later := v.admit(o.Client, o.Local, false, nil, false)
 	if rule != "" {
 		return tcprelay.Refuse
 	}
@@ -148,13 +157,23 @@ func (ep *endpoint) Accept(o *tcprelay.Opening) tcprelay.Decision {
 			v.stats.Abandoned(false, o.Client.Addr())
 		}
 	}()
-	i, known := v.straight(o.Client, o.Local)
-	switch {
-	case later != "":
+	if later != "" {
 		go v.gateTCP(o.FD, o.Client, o.Local)
 		d = tcprelay.Take
+	} else {
+		var known bool
+		if d, known = v.direct(o); !known {
+			d = v.look(o)
+		}
+	}
+	return d
+}
+
+// direct decides about a connection whose route is known by its addresses alone.
+func (v *view) direct(o *tcprelay.Opening) (d tcprelay.Decision, known bool) {
+	i, known := v.straight(o.Client, o.Local)
+	switch {
 	case !known:
-		d = v.look(o)
 	case i == noRoute:
 		v.stats.NoRoute.Inc()
 		v.tell(relay.NoRoute.String(), o.Client, o.Local, false)
@@ -164,34 +183,20 @@ func (ep *endpoint) Accept(o *tcprelay.Opening) tcprelay.Decision {
 	default:
 		v.stats.Accepted.Inc()
 		o.Dialer = v.dialers[i]
-		d = tcprelay.Forward
+		return tcprelay.Forward, true
 	}
-	return d
+	return tcprelay.Refuse, known
 }
 
-// early serves a connection that came before the config that has bound the
-// address has started to serve.
+// early has a connection asked about again that came before the config that has
+// bound the address has started to serve.
 func (ep *endpoint) early(fd int, client, local netip.AddrPort) {
 	<-ep.ready
-	v := ep.view.Load()
-	if v != nil && v.outside(local) {
-		v.stats.OutsidePrefix.Inc()
+	if ep.view.Load() == nil {
 		unix.Close(fd)
 		return
 	}
-	if v == nil {
-		unix.Close(fd)
-		return
-	}
-	switch rule, later := v.admit(client, local, false, nil); {
-	case rule != "":
-		unix.Close(fd)
-		return
-	case later != "":
-		v.gateTCP(fd, client, local)
-		return
-	}
-	v.serveTCP(fd, client, local, nil, 0)
+	ep.tcp.Again(fd, client, local)
 }
 
 // AcceptFailed implements tcprelay.Acceptor.
@@ -255,7 +260,7 @@ func (ep *endpoint) Open(o *udprelay.Opening) udprelay.Decision {
 	if o.From != nil {
 		return v.rehome(o)
 	}
-	rule, later := v.admit(o.Client, o.Local, true, o.Data)
+	rule, later := v.admit(o.Client, o.Local, true, o.Data, false)
 	if rule != "" {
 		o.Reason = dropOf(rule)
 		return udprelay.Refuse

@@ -175,6 +175,30 @@ func TestMistakes(t *testing.T) {
 			want:      `target_port: "some" is neither "same", "offset N" or a list of ports`,
 			caddyfile: cfPool + listener + "tcp/:7777 {\n\t\troute {\n\t\t\tpool lobby {\n\t\t\t\ttarget_port some\n\t\t\t}\n\t\t}\n\t}\n", wantInFile: `target_port: "some" is neither a port from 1 to 65535 nor a range such as 30000-30099, and not same or offset N`,
 		},
+		"accept_proxy from nobody": {
+			app:       `{` + pool + `, "listeners": {"game": {"bind": ["tcp/:7777"], "accept_proxy": {"require": true}, ` + route + `}}}`,
+			want:      `listeners.game.accept_proxy.from: none; give the networks or addresses of the load balancers that are trusted, such as 10.0.0.0/24`,
+			caddyfile: cfPool + listener + "tcp/:7777 {\n\t\taccept_proxy {\n\t\t\trequire\n\t\t}\n\t\troute {\n\t\t\tpool lobby\n\t\t}\n\t}\n", wantInFile: "accept_proxy: a value is missing, at Caddyfile:7",
+		},
+		"accept_proxy from a network with bits behind it": {
+			app:       `{` + pool + `, "listeners": {"game": {"bind": ["tcp/:7777"], "accept_proxy": {"from": ["10.0.0.1", "10.0.0.7/24"]}, ` + route + `}}}`,
+			want:      `listeners.game.accept_proxy.from[1]: "10.0.0.7/24" has bits behind its prefix: 10.0.0.0/24 is the network`,
+			caddyfile: cfPool + listener + "tcp/:7777 {\n\t\taccept_proxy 10.0.0.1 10.0.0.7/24\n\t\troute {\n\t\t\tpool lobby\n\t\t}\n\t}\n",
+		},
+		"accept_proxy from a placeholder that there is not": {
+			app:  `{` + pool + `, "listeners": {"game": {"bind": ["tcp/:7777"], "accept_proxy": {"from": ["{balancers}"]}, ` + route + `}}}`,
+			want: `listeners.game.accept_proxy.from[0]: `,
+		},
+		"accept_proxy without time": {
+			app:       `{` + pool + `, "listeners": {"game": {"bind": ["tcp/:7777"], "accept_proxy": {"from": ["10.0.0.1"], "timeout": 0}, ` + route + `}}}`,
+			want:      `listeners.game.accept_proxy.timeout: 0s is not above zero; leave it out for 3s`,
+			caddyfile: cfPool + listener + "tcp/:7777 {\n\t\taccept_proxy 10.0.0.1 {\n\t\t\ttimeout 0s\n\t\t}\n\t\troute {\n\t\t\tpool lobby\n\t\t}\n\t}\n",
+		},
+		"accept_proxy with an option that there is not": {
+			app:       `{` + pool + `, "listeners": {"game": {"bind": ["tcp/:7777"], "accept_proxy": {"from": ["10.0.0.1"], "required": true}, ` + route + `}}}`,
+			want:      `required`,
+			caddyfile: cfPool + listener + "tcp/:7777 {\n\t\taccept_proxy 10.0.0.1 {\n\t\t\trequired\n\t\t}\n\t\troute {\n\t\t\tpool lobby\n\t\t}\n\t}\n", wantInFile: `unrecognized option "required" of accept_proxy; did you mean require?`,
+		},
 		"a prefix with bits behind it": {
 			app:       `{` + pool + `, "listeners": {"game": {"bind": ["tcp/0.0.0.0:7777"], "prefix": "198.51.100.7/24", ` + route + `}}}`,
 			want:      `listeners.game.prefix: "198.51.100.7/24" has bits behind its prefix: 198.51.100.0/24 is the network`,
