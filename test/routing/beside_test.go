@@ -146,20 +146,21 @@ func (o *others) datagram(c net.Conn, q string) error {
 
 // notice has others ask before and while something happens to flows that are
 // not theirs, n times each. In a soak they must not notice it: within is by how
-// much the slowest hundredth of their answers may be later.
+// much the slowest hundredth of their answers may be later. The machine may be
+// somebody else's too, so that it is done three times before it is believed.
 func (o *others) notice(t *testing.T, n int, what string, within time.Duration, during func(ask func())) {
 	t.Helper()
 	o.ask(t, n/10) // what is done once
-	there, fresh := o.ask(t, n)
-	var there2, fresh2 delays
-	during(func() { there2, fresh2 = o.ask(t, n) })
-	t.Logf("flows that are there: %v, beside %s %v; new ones: %v, %v", there, what, there2, fresh, fresh2)
-	if !kit.Soak() || kit.Race {
-		return
+	for range kit.Scaled(1, 3) {
+		there, fresh := o.ask(t, n)
+		var there2, fresh2 delays
+		during(func() { there2, fresh2 = o.ask(t, n) })
+		t.Logf("flows that are there: %v, beside %s %v; new ones: %v, %v", there, what, there2, fresh, fresh2)
+		if !kit.Soak() || kit.Race || there2.p99() <= there.p99()+within && fresh2.p99() <= fresh.p99()+within {
+			return
+		}
 	}
-	if there2.p99() > there.p99()+within || fresh2.p99() > fresh.p99()+within {
-		t.Errorf("others notice %s: flows that are there %v after %v, new ones %v after %v", what, there2, there, fresh2, fresh)
-	}
+	t.Errorf("others notice %s: their answers are more than %v later", what, within)
 }
 
 // deadResolver is a service that does not answer, in one of the ways there are.
@@ -219,7 +220,8 @@ func besideDead(t *testing.T, how string) {
 		return p.Metric("resolver_requests_total", "resolver", "dead", "result", result)
 	}
 	var opened atomic.Int64
-	newOthers(t, free, "free", nil).notice(t, kit.Scaled(100, 5000), "a resolver that "+how, 5*time.Millisecond, func(ask func()) {
+	sessions := int64(0)
+	newOthers(t, free, "free", nil).notice(t, kit.Scaled(100, 2500), "a resolver that "+how, 5*time.Millisecond, func(ask func()) {
 		const atOnce = 300 // more than calls may be under way
 		stop := make(chan struct{})
 		pace := time.NewTicker(time.Second / atOnce)
@@ -249,8 +251,10 @@ func besideDead(t *testing.T, how string) {
 				}
 			})
 		}
-		kit.Eventually(t, "the resolver is asked", func() bool { return opened.Load() >= atOnce })
+		before := opened.Load()
+		kit.Eventually(t, "the resolver is asked", func() bool { return opened.Load() >= before+atOnce })
 		u := call(t, stuck)
+		sessions++
 		u.send(t, []byte("hello"))
 		ask()
 		goes(t, "a flow of another resolver", lively, "asked", []byte("hello"))
@@ -260,16 +264,16 @@ func besideDead(t *testing.T, how string) {
 			t.Errorf("a session without an answer has heard something: %v", err)
 		}
 	})
-	want := opened.Load() + 1
+	want := opened.Load() + sessions
 	kit.Settles(t, "calls without an answer", float64(want), func() float64 { return calls("timeout") + calls("error") })
 	if late := calls("timeout"); (how == "hangs" || how == "accepts nothing") != (late > 0) {
 		t.Errorf("%v of %d calls are counted as timeouts", late, want)
 	}
-	kit.Settles(t, "connections that no route took", float64(want-1), func() float64 {
+	kit.Settles(t, "connections that no route took", float64(opened.Load()), func() float64 {
 		return p.Metric("listener_connections_total", "listener", "stuck", "result", "no_route")
 	})
 	kit.Settles(t, "connections left", 1.0, func() float64 { return p.Metric("active_connections") }) // that of others
-	if n := town["asked"].heard(); n != 1 {
-		t.Errorf("the place of the other resolver has had %d flows, want 1", n)
+	if n := town["asked"].heard(); n != sessions {
+		t.Errorf("the place of the other resolver has had %d flows, want %d", n, sessions)
 	}
 }

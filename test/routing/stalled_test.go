@@ -50,8 +50,8 @@ func TestStalledClients(t *testing.T) {
 		p.Collect()
 		during = p.Usage()
 		ask()
+		wg.Wait()
 	})
-	wg.Wait()
 	files, memory := float64(during.Files-before.Files)/float64(n), (during.RSS-before.RSS)/n
 	said := fmt.Sprintf("%d stalled clients: %.2f descriptors and %d bytes each, closed %v to %v after the budget", n, files, memory,
 		-time.Duration(early.Load()), time.Duration(late.Load()))
