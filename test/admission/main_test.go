@@ -3,6 +3,7 @@
 package admission
 
 import (
+	"bytes"
 	"errors"
 	"io"
 	"net"
@@ -19,8 +20,9 @@ func TestMain(m *testing.M) { kit.Main(m) }
 // client is a connection or session from one of the addresses of loopback.
 type client struct {
 	net.Conn
-	t   *testing.T
-	udp bool
+	t      *testing.T
+	udp    bool
+	ticket []byte // in what it asks, from ticketAt on
 }
 
 func dial(t *testing.T, network, from, to string) *client {
@@ -35,12 +37,15 @@ func dial(t *testing.T, network, from, to string) *client {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { c.Close() })
-	return &client{c, t, network == "udp"}
+	return &client{Conn: c, t: t, udp: network == "udp"}
 }
+
+// ticketAt is where the body of a frame begins.
+var ticketAt = bytes.Index((&kit.Frame{Body: []byte("body")}).Append(nil), []byte("body"))
 
 // ask sends a question.
 func (c *client) ask() {
-	q := kit.Frame{Flow: 1, Seq: 1}
+	q := kit.Frame{Flow: 1, Seq: 1, Body: c.ticket}
 	c.Write(q.Append(nil)) // who is refused may be reset by now
 }
 
