@@ -74,18 +74,21 @@ func (v *view) admit(client, local netip.AddrPort, udp bool, first []byte, held 
 		counted = true
 		rule = v.countIn(f, held)
 	}
-	switch {
-	case v.shield == nil:
-	case rule != "":
-		v.shield.Refused(f.Source, rule)
-	case udp:
-		v.shield.Admitted(client)
-	}
 	if rule == "" {
 		return "", later
 	}
+	if v.shield != nil {
+		v.shield.Refused(f.Source, rule)
+	}
 	v.refuse(rule, client, local, udp)
 	return rule, ""
+}
+
+// begins notes that a session of a client that was admitted is about to be.
+func (v *view) begins(client netip.AddrPort) {
+	if v.shield != nil {
+		v.shield.Admitted(client)
+	}
 }
 
 // gated is the rule by which sessions are kept out that are not recognised, "" for

@@ -88,6 +88,7 @@ func (v *view) letIn(key guestKey, o *udprelay.Opening) (*guest, string) {
 		v.refuse(ruleMaxUDP, o.Client, o.Local, true)
 		return nil, ruleMaxUDP
 	}
+	v.begins(o.Client)
 	return g, ""
 }
 

@@ -269,6 +269,8 @@ func (ep *endpoint) Open(o *udprelay.Opening) udprelay.Decision {
 	defer func() { // after a panic of a matcher or a balancer too
 		if d == udprelay.Refuse {
 			v.stats.Abandoned(true, o.Client.Addr())
+		} else {
+			v.begins(o.Client)
 		}
 	}()
 	i, known := v.straight(o.Client, o.Local)

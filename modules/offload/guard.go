@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/google/nftables"
@@ -167,14 +168,16 @@ func (t *table) deny(id int, rs cidr.Ranges, gone bool) error {
 // keep makes the datagrams of clients pass whatever else is said of their
 // source, or no longer.
 func (t *table) keep(id int, clients []netip.AddrPort, gone bool) error {
-	var es [2][]nftables.SetElement
-	for _, c := range clients {
-		f := familyOf(c.Addr())
-		es[f] = append(es[f], nftables.SetElement{Key: append(binary.BigEndian.AppendUint16(c.Addr().AsSlice(), c.Port()), 0, 0)})
-	}
-	for f := range 2 {
-		if err := t.change(t.guards[id].kept[f], es[f], gone, true); err != nil {
-			return err
+	for some := range slices.Chunk(clients, perAdd*perFlush) { // what is made of all at once would be large
+		var es [2][]nftables.SetElement
+		for _, c := range some {
+			f := familyOf(c.Addr())
+			es[f] = append(es[f], nftables.SetElement{Key: append(binary.BigEndian.AppendUint16(c.Addr().AsSlice(), c.Port()), 0, 0)})
+		}
+		for f := range 2 {
+			if err := t.change(t.guards[id].kept[f], es[f], gone, true); err != nil {
+				return err
+			}
 		}
 	}
 	return nil

@@ -142,8 +142,10 @@ func TestFlood(t *testing.T) {
 	if more := p.RSS() - before; more > 120<<20 {
 		t.Errorf("the process has grown by %d MiB", more>>20)
 	}
-	if n := p.Metric("offload_missed_total"); n != 0 {
-		t.Errorf("%v things could not be told to the kernel", n)
+	for _, why := range []string{"queue", "max_blocked", "kept"} {
+		if n := p.Metric("offload_missed_total", "reason", why); n != 0 {
+			t.Errorf("%v things could not be told to the kernel: %s", n, why)
+		}
 	}
 }
 
@@ -182,4 +184,33 @@ func TestLimited(t *testing.T) {
 		return err == nil && got > 0
 	})
 	c.ask(t)
+}
+
+// TestNoRoom has clients over their limit where no backend has room: what is let
+// through begins no session, and the kernel is not told that one has begun.
+func TestNoRoom(t *testing.T) {
+	s := newSite(t)
+	config := s.config(kit.M{"kind": "nftables", "block_after": 3, "block_for": "5m"}, limited())
+	pools := config["apps"].(kit.M)["wayhouse"].(kit.M)["pools"].(kit.M)
+	pools["udp"] = kit.With(kit.Pool(s.udp.Addr), kit.M{"per_backend": kit.M{"max_sessions": 1}})
+	p := s.start(t, config)
+	inside := call(t, 1, later4)
+	inside.ask(t)
+	n := uint32(100)
+	more := func() {
+		for range 20 {
+			n++
+			c := call(t, n, later4)
+			c.send(t)
+			c.c.Close()
+		}
+	}
+	kit.Eventually(t, "the kernel has the source", func() bool { more(); return kernel(p, "u") > 0 })
+	refused := func() float64 { return p.Metric("datagrams_dropped_total", "listener", "u", "reason", "no_backend") }
+	before := refused()
+	kit.Eventually(t, "backends have no room for what is let through", func() bool { more(); return refused() >= before+15 })
+	if n := p.Metric("offload_entries", "kind", "kept"); n > 1 {
+		t.Errorf("%v clients are kept, and one has a session", n)
+	}
+	inside.ask(t)
 }
