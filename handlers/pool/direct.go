@@ -48,6 +48,12 @@ func (d *Direct) path(at *listener.Place) *relay.Path {
 	}
 }
 
+// loops reports whether the flow would come back: whoever names the address must
+// not make one flow into as many as there is room for.
+func (d *Direct) loops(path *relay.Path, network string, client netip.AddrPort) bool {
+	return listener.Takes(network, d.To) || path.Transparent && listener.Loops(client, d.To)
+}
+
 // ForwardUDP implements listener.Forwarder.
 func (d *Direct) ForwardUDP(o *udprelay.Opening, at *listener.Place) udprelay.Decision {
 	if !d.header().fits(true) {
@@ -55,7 +61,7 @@ func (d *Direct) ForwardUDP(o *udprelay.Opening, at *listener.Place) udprelay.De
 		return udprelay.Refuse
 	}
 	path := d.path(at)
-	if path.Transparent && listener.Loops(o.Client, d.To) {
+	if d.loops(path, "udp", o.Client) {
 		o.Reason = relay.Loop
 		return udprelay.Refuse
 	}
@@ -92,7 +98,7 @@ func (d directDialer) Next(client, _ netip.AddrPort, attempt int, _ []*relay.Pat
 		return tcprelay.Target{}, false
 	}
 	path := d.d.path(d.at)
-	if path.Transparent && listener.Loops(client, d.d.To) {
+	if d.d.loops(path, "tcp", client) {
 		d.at.Stats.Loops.Inc()
 		return tcprelay.Target{}, false
 	}
@@ -141,7 +147,7 @@ func (d *Direct) Handle(cx *layer4.Connection, _ layer4.Handler) error {
 	if !head.fits(udp) {
 		return errMisfit
 	}
-	if path.Transparent && listener.Loops(client, d.To) {
+	if d.loops(path, cx.RemoteAddr().Network(), client) {
 		return errLoop
 	}
 	var up net.Conn

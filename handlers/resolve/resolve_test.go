@@ -260,6 +260,43 @@ func TestPoolAndTarget(t *testing.T) {
 }
 
 // TestOnError has everything that may go wrong meet every mode.
+// A target that is a listener of this process would be one more flow to ask
+// about, and so on without end.
+func TestTargetThatLoops(t *testing.T) {
+	loops := func(network string) float64 {
+		if network == "udp" {
+			return value(t, "wayhouse_datagrams_dropped_total", "listener", network, "reason", "loop")
+		}
+		return value(t, "wayhouse_listener_connections_total", "listener", network, "result", "loop")
+	}
+	s := newService(t, "")
+	config := both(kit.M{"endpoint": s.URL}, kit.M{"a": kit.Pool(named(t, "a:"))})
+	for _, bind := range []string{"127.0.0.1:0", "0.0.0.0:0"} {
+		for _, network := range networks {
+			config["apps"].(kit.M)["wayhouse"].(kit.M)["listeners"].(kit.M)[network].(kit.M)["bind"] = []string{network + "/" + bind}
+		}
+		load(t, config)
+		for _, network := range networks {
+			_, port, err := net.SplitHostPort(addr(t, network))
+			if err != nil {
+				t.Fatal(err)
+			}
+			to := net.JoinHostPort("127.0.0.1", port)
+			s.now(200, fmt.Sprintf(`{"target": %q}`, to))
+			before, asked := loops(network), len(s.requests())
+			c := dial(t, network, to)
+			io.WriteString(c, "hello")
+			kit.Settles(t, bind+", loops over "+network, before+1, func() float64 { return loops(network) })
+			if network == "tcp" {
+				expectClosed(t, c)
+			}
+			if n := len(s.requests()) - asked; n != 1 {
+				t.Errorf("%s over %s: %d requests, want 1", bind, network, n)
+			}
+		}
+	}
+}
+
 func TestOnError(t *testing.T) {
 	redirected := newService(t, `{"pool": "a"}`)
 	for name, tc := range map[string]struct {

@@ -6,6 +6,7 @@ import (
 	"sync"
 
 	"github.com/wayhouse-proxy/wayhouse/internal/relay"
+	"github.com/wayhouse-proxy/wayhouse/internal/sock"
 )
 
 // bound are the endpoints whose sockets this process has, draining ones
@@ -50,6 +51,27 @@ func (s *boundSet) inTheWay(k endpointKey) bool {
 		a, b := ep.key.Addr.Addr(), k.Addr.Addr()
 		return a == b || a.IsUnspecified() || b.IsUnspecified()
 	})
+}
+
+// Takes reports whether a listener of this process takes what is sent to an
+// address, over tcp or udp.
+func Takes(network string, to netip.AddrPort) bool {
+	exact, wild := bound.at(network, to)
+	return exact || wild && sock.IsLocal(to.Addr())
+}
+
+// at reports whether an endpoint has that address, or its port at every address.
+func (s *boundSet) at(network string, to netip.AddrPort) (exact, wild bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, port := range [...]uint16{to.Port(), 0} { // 0: the kernel has chosen another
+		for _, ep := range s.byPort[portKey{network, port}] {
+			a := ep.addr().Addr
+			exact = exact || a == to
+			wild = wild || a.Port() == to.Port() && a.Addr().IsUnspecified()
+		}
+	}
+	return exact, wild
 }
 
 // replaced reports whether another endpoint has the same address, bound with
