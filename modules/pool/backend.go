@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"fmt"
 	"net/netip"
 	"sync"
 	"sync/atomic"
@@ -97,8 +98,9 @@ func (b *Backend) SetState(s State) {
 	b.pokeLocked()
 }
 
-// LastCheck is when the last check ended and what it found wrong, "" when
-// nothing. The time is zero before the first.
+// LastCheck is when the last check ended, zero before the first, and what it
+// found wrong, or else what flows that have failed since have put the backend
+// down for; "" when nothing is.
 func (b *Backend) LastCheck() (time.Time, string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -133,6 +135,9 @@ func (b *Backend) Passive(f relay.Failure) {
 	}
 	b.mu.Lock()
 	changed := b.tally.FlowFailed(b.rulesLocked())
+	if changed {
+		b.lastError = fmt.Sprintf("flows failed, the last one with %v", f)
+	}
 	log := b.changedLocked(changed, time.Now())
 	b.mu.Unlock()
 	if changed {
@@ -259,7 +264,7 @@ func (b *Backend) readmit(now time.Time, wait time.Duration) (at time.Time) {
 		b.mu.Unlock()
 		return at
 	}
-	b.tally = health.Tally{}
+	b.tally, b.lastError = health.Tally{}, ""
 	log := b.changedLocked(true, now)
 	b.mu.Unlock()
 	log.Info("backend is given another chance", zap.Stringer("upstream", b.addr))

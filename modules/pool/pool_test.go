@@ -343,6 +343,9 @@ func TestPassive(t *testing.T) {
 	if b.Healthy() {
 		t.Fatal("up after three failures")
 	}
+	if _, why := b.LastCheck(); why != "flows failed, the last one with send_error" {
+		t.Errorf("the reason is %q", why)
+	}
 	for range 12 { // at once, also where the snapshot is not yet new
 		c, _ := p.Pick(balancer.Flow{}, nil)
 		if c == b {
@@ -371,6 +374,9 @@ func TestNoneGivesAnotherChance(t *testing.T) {
 		synctest.Wait()
 		if !b.Healthy() {
 			t.Error("down after three intervals")
+		}
+		if _, why := b.LastCheck(); why != "" {
+			t.Errorf("up, and the reason why not is %q", why)
 		}
 	})
 }
