@@ -107,6 +107,9 @@ func (s *routeSegments) parse() ([]*Route, error) {
 		d := s.matchers[name]
 		d.Next() // consume the name
 		d.SetContext(caddyfile.MatcherNameCtxKey, name[1:])
+		if err := knownModules(*d, "matcher"); err != nil {
+			return nil, err
+		}
 		set, err := layer4.ParseCaddyfileNestedMatcherSet(d)
 		if err != nil {
 			return nil, err
@@ -127,6 +130,9 @@ func (s *routeSegments) parse() ([]*Route, error) {
 			}
 			r.MatcherSetsRaw = append(r.MatcherSetsRaw, set)
 		}
+		if err := knownModules(*d, "handler"); err != nil {
+			return nil, err
+		}
 		if err := layer4.ParseCaddyfileNestedHandlers(d, &r.HandlersRaw); err != nil {
 			return nil, err
 		}
@@ -136,6 +142,19 @@ func (s *routeSegments) parse() ([]*Route, error) {
 		routes = append(routes, r)
 	}
 	return routes, nil
+}
+
+// knownModules refuses the name of a layer-4 handler or matcher that there is
+// not, in the block or line that d has come to. caddy-l4 would, without a word
+// about those there are.
+func knownModules(d caddyfile.Dispenser, kind string) error {
+	namespace := "layer4." + kind + "s"
+	for nesting := d.Nesting(); d.NextArg() || d.NextBlock(nesting); d.NextSegment() {
+		if _, err := caddy.GetModule(namespace + "." + d.Val()); err != nil {
+			return d.Errf("unrecognized %s %q; %s", kind, d.Val(), suggest.Module(namespace, d.Val()))
+		}
+	}
+	return nil
 }
 
 // CaddyfileOptions are the options of limits. Syntax:

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"sync/atomic"
@@ -22,6 +23,7 @@ import (
 	"github.com/wayhouse-proxy/wayhouse/internal/relay"
 	"github.com/wayhouse-proxy/wayhouse/internal/relay/tcprelay"
 	"github.com/wayhouse-proxy/wayhouse/internal/relay/udprelay"
+	"github.com/wayhouse-proxy/wayhouse/internal/suggest"
 	"github.com/wayhouse-proxy/wayhouse/modules/filter"
 	"github.com/wayhouse-proxy/wayhouse/modules/flow"
 	"github.com/wayhouse-proxy/wayhouse/modules/overload"
@@ -344,6 +346,9 @@ const (
 )
 
 func (r *Route) provision(ctx caddy.Context) error {
+	if err := r.namesKnown(); err != nil {
+		return err
+	}
 	raw := slices.Clone(r.MatcherSetsRaw) // loading them lets go of it
 	mods, err := ctx.LoadModule(r, "MatcherSetsRaw")
 	if err != nil {
@@ -380,6 +385,28 @@ func (r *Route) provision(ctx caddy.Context) error {
 		r.native, _ = r.handlers[0].(Forwarder)
 		_, r.rejects = r.handlers[0].(Rejecter)
 		r.decider, _ = r.handlers[0].(Decider)
+	}
+	return nil
+}
+
+// namesKnown refuses matchers and handlers that there are not, and says which
+// there are.
+func (r *Route) namesKnown() error {
+	for i, set := range r.MatcherSetsRaw {
+		for _, name := range slices.Sorted(maps.Keys(set)) {
+			if _, err := caddy.GetModule("layer4.matchers." + name); err != nil {
+				return fmt.Errorf("match[%d].%s: there is no layer4.matchers.%s; %s", i, name, name, suggest.Module("layer4.matchers", name))
+			}
+		}
+	}
+	for i, raw := range r.HandlersRaw {
+		var h struct{ Handler string }
+		if json.Unmarshal(raw, &h) != nil || h.Handler == "" {
+			continue // loading it says what is wrong
+		}
+		if _, err := caddy.GetModule("layer4.handlers." + h.Handler); err != nil {
+			return fmt.Errorf("handle[%d].handler: there is no layer4.handlers.%s; %s", i, h.Handler, suggest.Module("layer4.handlers", h.Handler))
+		}
 	}
 	return nil
 }

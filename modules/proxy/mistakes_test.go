@@ -42,6 +42,14 @@ func TestMistakes(t *testing.T) {
 			want:      `listeners.game.routes[0]: handle: `,
 			caddyfile: cfPool + listener + "tcp/:7777 {\n\t\troute {\n\t\t\tpool loby\n\t\t}\n\t}\n", wantInFile: `no pool is named "loby" in apps.wayhouse.pools; did you mean lobby?`,
 		},
+		"a handler that there is not": {
+			app: `{` + pool + `, "listeners": {"game": {"bind": ["tcp/:7777"], "routes": [{"handle": [{"handler": "poool", "pool": "lobby"}]}]}}}`, want: `listeners.game.routes[0]: handle[0].handler: there is no layer4.handlers.poool; did you mean pool?`,
+			caddyfile: cfPool + listener + "tcp/:7777 {\n\t\troute {\n\t\t\tthrottle {\n\t\t\t\tread_burst_size 1\n\t\t\t}\n\t\t\tpoool lobby\n\t\t}\n\t}\n", wantInFile: `unrecognized handler "poool"; did you mean pool?, at Caddyfile:11`,
+		},
+		"a matcher that there is not": {
+			app: `{` + pool + `, "listeners": {"game": {"bind": ["tcp/:7777"], "routes": [{"match": [{"remote_ip": {}}, {"remoteip": {}}], "handle": [{"handler": "pool", "pool": "lobby"}]}]}}}`, want: `listeners.game.routes[0]: match[1].remoteip: there is no layer4.matchers.remoteip; did you mean remote_ip?`,
+			caddyfile: cfPool + listener + "tcp/:7777 {\n\t\t@m {\n\t\t\tremote_ip 10.0.0.0/8\n\t\t\tlocalip 10.0.0.0/8\n\t\t}\n\t\troute @m {\n\t\t\tpool lobby\n\t\t}\n\t}\n", wantInFile: `unrecognized matcher "localip"; did you mean local_ip?, at Caddyfile:9`,
+		},
 		"a pool without backends": {
 			app: `{"pools": {"lobby": {}}}`, want: `pools.lobby.targets: none; give at least one, ip:port or host:port`,
 			caddyfile: "pool lobby\n",
@@ -274,10 +282,6 @@ func TestMistakes(t *testing.T) {
 		"a route that does nothing": {
 			app: `{"listeners": {"game": {"bind": ["tcp/:7777"], "routes": [{}]}}}`, want: `listeners.game.routes[0]: handle: nothing to do: name a handler, as in {"handler": "pool", "pool": "NAME"}`,
 			caddyfile: listener + "tcp/:7777 {\n\t\troute\n\t}\n", wantInFile: "route: a handler is missing, as in route { pool NAME }, at Caddyfile:4",
-		},
-		"a handler that there is not": {
-			app: `{"listeners": {"game": {"bind": ["tcp/:7777"], "routes": [{"handle": [{"handler": "pol"}]}]}}}`, want: `listeners.game.routes[0]: handle: `,
-			caddyfile: listener + "tcp/:7777 {\n\t\troute {\n\t\t\tpol\n\t\t}\n\t}\n", wantInFile: "layer4.handlers.pol, at Caddyfile:5",
 		},
 		"both protocols without routes": {
 			app: `{"listeners": {"web": {"bind": ["tcp/:7777", "udp/:7777"]}}}`, want: `listeners.web: without routes it serves the network wayhouse/web, which is tcp or udp: give tcp and udp a listener each`,
