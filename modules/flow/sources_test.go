@@ -123,6 +123,12 @@ func TestFullProcess(t *testing.T) {
 // TestReturning wants a source known while it has a flow, and for a while after
 // one that has been answered.
 func TestReturning(t *testing.T) {
+	for i := range recent.parts { // of an earlier run
+		p := &recent.parts[i]
+		p.mu.Lock()
+		clear(p.ended)
+		p.mu.Unlock()
+	}
 	l := ListenerOf(t.Name())
 	for name, tc := range map[string]struct {
 		client string
