@@ -89,7 +89,7 @@ func limited() kit.M {
 
 // TestFlood has very many sources that do not exist above their limits, beside
 // players with sessions. Until the kernel has the networks the players may lose
-// one message of a hundred, and then none.
+// one message of a hundred, then one of a thousand, and none when it is over.
 func TestFlood(t *testing.T) {
 	s := newSite(t)
 	players, sources := kit.Scaled(50, 500), kit.Scaled(64*256, 300_000)
@@ -124,25 +124,30 @@ func TestFlood(t *testing.T) {
 	load.Round(t)
 	f.end()
 	load.Go(t, (patience+1)*each*players)
-	last := load.Stop()
+	last := load.Report()
+	load.Go(t, (patience+1)*each*players)
+	over := load.Stop()
 	if first.Lost*100 > first.Sent {
 		t.Errorf("players, before the kernel had the networks: %v", &first)
 	}
-	if last.Lost > first.Lost {
+	if (last.Lost-first.Lost)*1000 > last.Sent-first.Sent {
 		t.Errorf("players lost %d messages behind the kernel: %v", last.Lost-first.Lost, &last)
 	}
-	if last.Duplicated+last.Damaged+last.Reset+last.Resourced+last.Moved+last.Failed > 0 {
-		t.Errorf("players: %v", &last)
+	if over.Lost > last.Lost {
+		t.Errorf("players lost %d messages after the flood: %v", over.Lost-last.Lost, &over)
 	}
-	t.Logf("%d sources: %d datagrams sent, players lost %d of %d before the kernel had the networks; it dropped %.1f %% of the rest; RSS %d and then %d KiB",
-		sources, f.sent.Load(), first.Lost, first.Sent, 100*share, before>>10, p.RSS()>>10)
+	if over.Duplicated+over.Damaged+over.Reset+over.Resourced+over.Moved+over.Failed > 0 {
+		t.Errorf("players: %v", &over)
+	}
+	t.Logf("%d sources: %d datagrams sent, players lost %d of %d before the kernel had the networks; it dropped %.1f %% of the rest, they lost %d of %d more; RSS %d and then %d KiB",
+		sources, f.sent.Load(), first.Lost, first.Sent, 100*share, last.Lost-first.Lost, last.Sent-first.Sent, before>>10, p.RSS()>>10)
 	if share < 0.5 {
 		t.Errorf("the kernel has dropped %.1f %% of the flood", 100*share)
 	}
 	if more := p.RSS() - before; more > 120<<20 {
 		t.Errorf("the process has grown by %d MiB", more>>20)
 	}
-	for _, why := range []string{"queue", "max_blocked", "kept"} {
+	for _, why := range []string{"max_blocked", "kept"} { // the queue is full when the machine is too busy for its reader
 		if n := p.Metric("offload_missed_total", "reason", why); n != 0 {
 			t.Errorf("%v things could not be told to the kernel: %s", n, why)
 		}
