@@ -182,7 +182,7 @@ func TestStateOfEveryKind(t *testing.T) {
 		list[i] = e.newSniffer(name, "", m, l, caddy.Log())
 		defer list[i].close()
 	}
-	for i := range 20 {
+	for i := range 5 {
 		if got := sniffBytes(list[1], "T"); got != "trap" {
 			t.Fatalf("call %d: %s, want a trap", i, got)
 		}

@@ -44,7 +44,7 @@ func TestSwapped(t *testing.T) {
 		}
 	}()
 	ran, refused := 0, 0
-	for most := testkit.Scaled(2000, 50000); ran+refused < most; {
+	for most := testkit.Scaled(500, 50000); ran+refused < most; {
 		ctx, cancel := caddy.NewContext(caddy.Context{Context: context.Background()})
 		h := &Host{Dir: dir, CallTimeout: new(slow), Modules: pins(map[string][]byte{"a": good})}
 		err := h.Provision(ctx)
