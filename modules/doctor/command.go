@@ -73,7 +73,7 @@ func run(fl caddycmd.Flags) (int, error) {
 		}
 	}
 	if wrong > 0 {
-		return exitWrong, fmt.Errorf("%d things are wrong", wrong)
+		return exitWrong, fmt.Errorf("things that are wrong: %d", wrong)
 	}
 	return caddy.ExitCodeSuccess, nil
 }

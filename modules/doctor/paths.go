@@ -91,7 +91,7 @@ func redirection(s *State, n *Needs) (found []Finding) {
 		}
 		if missing != 0 {
 			found = append(found, Finding{"redirection", Wrong, fmt.Sprintf("no rule redirects %s traffic over %s to port %d", ip, missing, r.Port),
-				fmt.Sprintf("nft add rule inet wayhouse prerouting %s daddr NETWORK meta l4proto '{ %s }' th dport %d tproxy %s to :%[3]d meta mark set 1 accept", ip, missing.list(), r.Port, ip)})
+				addRule(fmt.Sprintf("%s daddr NETWORK meta l4proto { %s } th dport %d tproxy %[1]s to :%[3]d meta mark set 1 accept", ip, missing.list(), r.Port))})
 		}
 	}
 	return found
@@ -127,9 +127,14 @@ func returnPath(s *State, n *Needs) (found []Finding) {
 	}
 	if missing != 0 {
 		found = append(found, Finding{"return path", Wrong, fmt.Sprintf("no rule marks what backends answer to the clients' addresses over %s, so that it is not delivered to this host", missing),
-			fmt.Sprintf("nft add rule inet wayhouse prerouting meta l4proto '{ %s }' socket transparent 1 meta mark set 1 accept", missing.list())})
+			addRule(fmt.Sprintf("meta l4proto { %s } socket transparent 1 meta mark set 1 accept", missing.list()))})
 	}
 	return found
+}
+
+// addRule is the command for a rule, which makes the chain where there is none.
+func addRule(rule string) string {
+	return "nft 'add table inet wayhouse; add chain inet wayhouse prerouting { type filter hook prerouting priority mangle; }; add rule inet wayhouse prerouting " + rule + "'"
 }
 
 // reversePath looks for interfaces that drop what comes from where answers would

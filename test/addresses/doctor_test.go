@@ -199,3 +199,18 @@ func TestDoctorRules(t *testing.T) {
 		})
 	}
 }
+
+// TestDoctorBare begins with no rules at all: the commands that doctor prints
+// make the table too.
+func TestDoctorBare(t *testing.T) {
+	w := newPatient(t)
+	w.proxy.Run(t, "nft", "flush", "ruleset")
+	for _, fix := range w.finds(t, nil, "wrong redirection: no rule redirects ip ", "wrong redirection: no rule redirects ip6 ", "wrong return path") {
+		network := "198.51.100.0/24"
+		if strings.Contains(fix, "ip6 daddr") {
+			network = "2001:db8:ace:1::/64"
+		}
+		w.proxy.Run(t, "sh", "-c", strings.ReplaceAll(fix, "NETWORK", network))
+	}
+	w.finds(t, nil)
+}
