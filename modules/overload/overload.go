@@ -247,7 +247,7 @@ func (g *governor) follow(u *Use, use int, reason string, now time.Time) {
 	if level < g.state.Level && level == 0 {
 		reason = None
 	}
-	u.logger.Warn("overload level", zap.Int("level", level), zap.Int("before", g.state.Level), zap.String("reason", reason), zap.Int("use_percent", use))
+	u.logger.Warn("overload level has changed", zap.Int("now", level), zap.Int("before", g.state.Level), zap.String("reason", reason), zap.Int("use_percent", use))
 	g.changeLocked(level, reason, now)
 }
 

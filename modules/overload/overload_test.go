@@ -1,11 +1,15 @@
 package overload
 
 import (
+	"bytes"
+	"encoding/json"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
 )
 
 // TestNext plays the use of what is fullest against the clock.
@@ -57,5 +61,23 @@ func TestMeasure(t *testing.T) {
 	}
 	if n, err := resident(); err != nil || n < 1<<20 || memoryLimit() < n {
 		t.Errorf("%d bytes of %d, %v", n, memoryLimit(), err)
+	}
+}
+
+// TestRecord reads what is logged of a change as JSON, in which "level" is that
+// of the record.
+func TestRecord(t *testing.T) {
+	var b bytes.Buffer
+	logger := zap.New(zapcore.NewCore(zapcore.NewJSONEncoder(zap.NewProductionEncoderConfig()), zapcore.AddSync(&b), zap.InfoLevel))
+	g := &governor{state: State{Reason: None, Auto: true}}
+	g.follow(&Use{settings: new(Config).settings(), auto: true, logger: logger}, 97, Memory, time.Now())
+	var got map[string]any
+	if err := json.Unmarshal(b.Bytes(), &got); err != nil {
+		t.Fatalf("%s: %v", b.Bytes(), err)
+	}
+	for key, want := range map[string]any{"level": "warn", "now": 2.0, "before": 0.0, "reason": Memory, "use_percent": 97.0} {
+		if got[key] != want {
+			t.Errorf("%s is %v, want %v, in %s", key, got[key], want, b.Bytes())
+		}
 	}
 }
