@@ -305,8 +305,11 @@ func (l *list) ask(ctx context.Context) error {
 		return fmt.Errorf("status %d", resp.StatusCode)
 	}
 	content, err := io.ReadAll(io.LimitReader(resp.Body, maxList+1))
-	if err != nil {
+	switch {
+	case err != nil:
 		return err
+	case len(content) > maxList:
+		return fmt.Errorf("the answer has more than %d bytes", maxList)
 	}
 	set, err := parseList(content)
 	if err != nil {
@@ -337,9 +340,6 @@ const (
 
 // parseList reads a list. The error begins with the number of the line.
 func parseList(content []byte) (*cidr.Set, error) {
-	if len(content) > maxList {
-		return nil, fmt.Errorf(" more than %d bytes", maxList)
-	}
 	set := new(cidr.Set)
 	n := 0
 	for i := 1; len(content) > 0; i++ {

@@ -123,7 +123,7 @@ func TestFeed(t *testing.T) {
 		"no networks":  {says("# none\n"), "the answer has no networks"},
 		"nothing":      {says(""), "the answer has no networks"},
 		"a wrong line": {says("192.0.2.9\n<html>\n"), `line 2: "<html>" is no network`},
-		"too much":     {says(strings.Repeat("# all comment\n", maxList/10)), "more than"},
+		"too much":     {says(strings.Repeat("# all comment\n", maxList/10)), "the answer has more than"},
 		"half of it": {func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Content-Length", "99")
 			w.Write([]byte("192.0.2.9\n"))
