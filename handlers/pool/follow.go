@@ -19,7 +19,8 @@ import (
 // on a TCP listener: voice beside a game, or a game beside its login. A source
 // without a connection there, or whose backend is not in this pool or takes no
 // flows, is given to the balancer. Sources behind one address cannot be told
-// apart: the last backend of any of them counts.
+// apart: the last backend of any of them counts, and after its window the one
+// before, while that is in use.
 type Follow struct {
 	// The name of the TCP listener. Needed.
 	Listener string `json:"listener,omitempty"`
