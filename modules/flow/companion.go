@@ -26,11 +26,14 @@ type companionPart struct {
 }
 
 // companion is the last backend of a source and how many connections it has
-// there now.
+// there now, and the backend before that.
 type companion struct {
 	backend netip.AddrPort
 	flows   int
 	ended   time.Time // when flows became 0
+
+	before netip.AddrPort
+	others int // connections there
 }
 
 var companionSeed = maphash.MakeSeed()
@@ -77,12 +80,20 @@ func (l *Listener) Reached(source netip.Addr, backend netip.AddrPort) {
 	if p.sources == nil {
 		p.sources = make(map[netip.Addr]companion)
 	}
-	if was.backend == backend {
-		was.flows++
-		p.sources[source] = was
-		return
+	p.sources[source] = was.reached(backend)
+}
+
+func (c companion) reached(backend netip.AddrPort) companion {
+	switch {
+	case c.backend == backend:
+		c.flows++
+		return c
+	case c.before == backend:
+		return companion{backend: backend, flows: c.others + 1, before: c.backend, others: c.flows}
+	case c.flows == 0:
+		return companion{backend: backend, flows: 1, before: c.before, others: c.others}
 	}
-	p.sources[source] = companion{backend: backend, flows: 1}
+	return companion{backend: backend, flows: 1, before: c.backend, others: c.flows}
 }
 
 // Left notes the end of a connection that Reached has noted.
@@ -95,17 +106,21 @@ func (l *Listener) Left(source netip.Addr, backend netip.AddrPort) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	was := p.sources[source]
-	if was.backend != backend || was.flows == 0 {
+	switch {
+	case was.backend == backend && was.flows > 0:
+		if was.flows--; was.flows == 0 {
+			was.ended = time.Now()
+		}
+	case was.before == backend && was.others > 0:
+		was.others--
+	default:
 		return // it has moved on, or came before anybody followed
-	}
-	if was.flows--; was.flows == 0 {
-		was.ended = time.Now()
 	}
 	p.sources[source] = was
 }
 
 // Companion is the backend that a source's connections go to, or went to until
-// at most window ago.
+// at most window ago. The last one counts, and when that is over the one before.
 func (l *Listener) Companion(source netip.Addr, window time.Duration) (backend netip.AddrPort, ok bool) {
 	c := l.companions.Load()
 	if c == nil {
@@ -115,10 +130,13 @@ func (l *Listener) Companion(source netip.Addr, window time.Duration) (backend n
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	s, ok := p.sources[source]
-	if !ok || s.flows == 0 && time.Since(s.ended) > window {
+	switch {
+	case !ok:
 		return backend, false
+	case s.flows > 0 || time.Since(s.ended) <= window:
+		return s.backend, true
 	}
-	return s.backend, true
+	return s.before, s.others > 0
 }
 
 // MaxWindow is the longest window: sources that have been gone for longer are
@@ -130,7 +148,7 @@ const MaxWindow = time.Hour
 func (p *companionPart) makeRoom() bool {
 	var any netip.Addr
 	for source, s := range p.sources {
-		if s.flows > 0 {
+		if s.flows > 0 || s.others > 0 {
 			continue
 		}
 		any = source
