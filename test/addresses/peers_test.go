@@ -8,9 +8,11 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	kit "github.com/wayhouse-proxy/wayhouse/internal/testkit"
 )
@@ -24,8 +26,8 @@ type server struct {
 	config     string // of which %[1]s is the directory, %[2]s the log
 }
 
-// fieldsLogged are client, port, destination and port; HAProxy has the ID and
-// the host of version 2 too.
+// servers log client, port, destination and port, and HAProxy the ID and the
+// host of version 2 too.
 var servers = []server{
 	{
 		name: "nginx", port: "9201",
@@ -60,8 +62,8 @@ frontend f
 	},
 }
 
-// run starts the server and waits until it takes connections.
-func (s *server) run(t *testing.T, w *world) {
+// run starts the server in a namespace and waits until it takes connections.
+func (s *server) run(t *testing.T, ns *kit.Netns, addr string) {
 	t.Helper()
 	_, err := exec.LookPath(s.name)
 	kit.Require(t, err, s.name+" command (package "+s.name+")")
@@ -79,7 +81,7 @@ func (s *server) run(t *testing.T, w *world) {
 	if s.name == "haproxy" {
 		s.log = out.Name()
 	}
-	cmd := exec.Command("ip", append([]string{"netns", "exec", w.backend.Name}, s.argv(dir)...)...)
+	cmd := exec.Command("ip", append([]string{"netns", "exec", ns.Name}, s.argv(dir)...)...)
 	errs := new(bytes.Buffer)
 	cmd.Stdout, cmd.Stderr = out, errs
 	if err := cmd.Start(); err != nil {
@@ -96,9 +98,9 @@ func (s *server) run(t *testing.T, w *world) {
 	})
 	kit.Eventually(t, s.name+" takes connections", func() bool {
 		var err error
-		w.backend.Do(t, func() {
+		ns.Do(t, func() {
 			var c net.Conn
-			if c, err = net.Dial("tcp", "10.2.0.2:"+s.port); err == nil {
+			if c, err = net.Dial("tcp", net.JoinHostPort(addr, s.port)); err == nil {
 				c.Close()
 			}
 		})
@@ -162,7 +164,7 @@ func TestServers(t *testing.T) {
 	for i := range servers {
 		s := &servers[i]
 		t.Run(s.name, func(t *testing.T) {
-			s.run(t, w)
+			s.run(t, w.backend, "10.2.0.2")
 			for _, version := range []string{"v1", "v2"} {
 				for _, host := range []string{"10.1.0.1", "[fd00:1::1]"} {
 					visit(t, s, fmt.Sprintf("%s:%d", host, ports[s.name+"-"+version]), version == "v2")
@@ -174,4 +176,54 @@ func TestServers(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestBalancer has HAProxy in front, which tells by either version who its
+// clients are: a backend is told the same.
+func TestBalancer(t *testing.T) {
+	w := newWorld(t)
+	w.backend.Do(t, func() { tellTCP(t, "10.2.0.2:9100") })
+	accept := kit.M{"accept_proxy": kit.M{"from": kit.A{"10.1.0.2"}, "require": true}}
+	p := kit.Start(t, kit.App(kit.M{"behind": kit.With(kit.ToPool("told", "tcp/10.1.0.1:7001"), accept)},
+		kit.M{"told": toldPool("v2", "10.2.0.2:9100", nil)}), kit.Options{Netns: w.proxy})
+	balancer := server{
+		name: "haproxy", port: "9301", argv: servers[1].argv,
+		config: `defaults
+	mode tcp
+	timeout connect 1m
+	timeout client 1m
+	timeout server 1m
+listen v1
+	bind 10.1.0.2:9301
+	server s 10.1.0.1:7001 send-proxy
+listen v2
+	bind 10.1.0.2:9302
+	server s 10.1.0.1:7001 send-proxy-v2
+listen silent
+	bind 10.1.0.2:9303
+	server s 10.1.0.1:7001
+`,
+	}
+	balancer.run(t, w.client, "10.1.0.2")
+	for _, to := range []string{"10.1.0.2:9301", "10.1.0.2:9302"} {
+		c := w.dial(t, "tcp", to, 0)
+		s := hear(t, c, []byte("a"))
+		if s.Err != "" || s.Client != addrOf(c.LocalAddr()) || s.Dest != addrOf(c.RemoteAddr()) || s.Text != "a" {
+			t.Errorf("told %+v, want %s to %s", s, c.LocalAddr(), to)
+		}
+		var sessions []struct{ Peer, Local string }
+		p.JSON("/sessions?proto=tcp", &sessions)
+		if !slices.ContainsFunc(sessions, func(s struct{ Peer, Local string }) bool { return s.Peer == c.LocalAddr().String() && s.Local == to }) {
+			t.Errorf("/sessions has %v, want %s at %s", sessions, c.LocalAddr(), to)
+		}
+	}
+	c := w.dial(t, "tcp", "10.1.0.2:9303", 0)
+	c.SetDeadline(time.Now().Add(kit.Long))
+	io.WriteString(c, "a")
+	if b, err := io.ReadAll(c); len(b) > 0 {
+		t.Errorf("without a header the answer is %q, %v", b, err)
+	}
+	kit.Settles(t, "connections refused for want of a header", 1.0, func() float64 {
+		return p.Metric("filter_blocked_total", "listener", "behind", "filter", "proxy_header")
+	})
 }
