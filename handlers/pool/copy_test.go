@@ -156,6 +156,29 @@ func TestCopiedFlowsSayWhyTheyEnd(t *testing.T) {
 	}
 }
 
+// TestConnectionsWithoutBackendSayWhyTheyEnd looks for the reason of connections
+// that the engine has found no backend for.
+func TestConnectionsWithoutBackendSayWhyTheyEnd(t *testing.T) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ln.Close() // nobody listens there
+	run(t, testkit.App(testkit.M{"given-up": testkit.Listener([]string{"tcp/127.0.0.1:0"}, testkit.Route(
+		testkit.M{"handler": "pool", "pool": "p"}))}, testkit.M{"p": testkit.Pool(ln.Addr().String())}))
+	closed := func() float64 {
+		return metric(t, "wayhouse_flows_closed_total", "listener", "given-up", "proto", "tcp", "reason", "error")
+	}
+	before := closed()
+	c, err := net.Dial("tcp", proxy.Running().Listening("given-up")[0].Addr.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	testkit.Settles(t, "flows_closed_total", before+1, closed)
+	testkit.Settles(t, "connections that are counted as live", int64(0), flow.ListenerOf("given-up").Conns.Load)
+}
+
 // TestCopiedSessionHasThePoolsPath looks for the pool's limits and the backend
 // at a UDP session that this handler copies, as operators and the engine see it.
 func TestCopiedSessionHasThePoolsPath(t *testing.T) {

@@ -109,8 +109,8 @@ func (d directDialer) Next(client, _ netip.AddrPort, attempt int, _ []*relay.Pat
 }
 
 // GaveUp implements tcprelay.Dialer.
-func (d directDialer) GaveUp(client netip.AddrPort, _ relay.Reason) {
-	d.at.Stats.Abandoned(false, client.Addr())
+func (d directDialer) GaveUp(client netip.AddrPort, why relay.Reason) {
+	d.at.Stats.GaveUp(client.Addr(), why)
 }
 
 // directOwner counts flows out. There is no backend to blame.

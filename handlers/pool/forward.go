@@ -148,8 +148,8 @@ func (d *dialer) Next(client, local netip.AddrPort, attempt int, tried []*relay.
 }
 
 // GaveUp implements tcprelay.Dialer.
-func (d *dialer) GaveUp(client netip.AddrPort, _ relay.Reason) {
-	d.at.Stats.Abandoned(false, client.Addr())
+func (d *dialer) GaveUp(client netip.AddrPort, why relay.Reason) {
+	d.at.Stats.GaveUp(client.Addr(), why)
 }
 
 // owner hears of the flows of one path. It holds nothing of a config: flows

@@ -159,6 +159,13 @@ func (l *Listener) Abandoned(udp bool, client netip.Addr) {
 	l.Release(udp)
 }
 
+// GaveUp gives back a connection that has ended, for that reason, before it
+// reached a backend.
+func (l *Listener) GaveUp(client netip.Addr, why relay.Reason) {
+	l.Abandoned(false, client)
+	l.closed[0][why].Add(1)
+}
+
 // Closed gives back a flow that has ended, as it was last.
 func (l *Listener) Closed(last *relay.Info, why relay.Reason) {
 	udp := last.ID.UDP()
