@@ -102,11 +102,11 @@ func TestGuest(t *testing.T) {
 // TestGuestsAreBounded fills the table. A newcomer takes the place of one that
 // has sent one datagram, and of no other.
 func TestGuestsAreBounded(t *testing.T) {
+	const most = 4
+	wl.BoundGuests("full", most)
 	port := ports(t, 1)[0]
 	load(t, fmt.Sprintf(`{"workers": 1, "listeners": {"full": {"bind": ["udp/127.0.0.1:%d"]}}}`, port))
 	echoes(t, listenOn(t, "full").(net.PacketConn))
-	const most = 4
-	wl.BoundGuests("full", most)
 	stats := flow.ListenerOf("full")
 	at := fmt.Sprintf("127.0.0.1:%d", port)
 	speak := func(c net.Conn) {
