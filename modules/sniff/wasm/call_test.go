@@ -78,6 +78,7 @@ func TestNothingIsLeftOfACall(t *testing.T) {
 	for range 3 {
 		for _, name := range []string{"hog", "loop", "trap", "echo", "state", "state"} {
 			h.loaded[name].breaker = new(breaker)
+			h.engine.quiet()
 			var hint sniff.Hint
 			v := h.loaded[name].Sniff(&sniff.Input{Bytes: []byte("abc")}, &hint)
 			if name != "state" {
