@@ -161,7 +161,8 @@ func toldPool(version, backend string, more kit.M) kit.M {
 
 // TestTold: a backend learns which client it has and which address that has
 // hit, by whatever header, of IPv4 and IPv6 clients on one wildcard socket, with
-// a backend of either family, and behind rules that redirect.
+// a backend of either family, and behind rules that redirect. A header that a
+// client forges is payload.
 func TestTold(t *testing.T) {
 	w := newWorld(t)
 	w.redirect(t)
@@ -197,11 +198,20 @@ func TestTold(t *testing.T) {
 	}
 	p := kit.Start(t, kit.App(listeners, pools), kit.Options{Netns: w.proxy})
 
+	nobody := &net.UDPAddr{IP: net.IPv4(6, 6, 6, 6), Port: 6}
+	forged, err := proxyproto.HeaderProxyFromAddrs(2, nobody, nobody).Format() // to a backend this is payload
+	if err != nil {
+		t.Fatal(err)
+	}
 	check := func(t *testing.T, c net.Conn, network string, fields, later bool) (s told) {
 		t.Helper()
-		s = hear(t, c, []byte("a"))
+		text := []byte("P") // of PROXY, as far as one byte goes
+		if network == "udp" {
+			text = forged
+		}
+		s = hear(t, c, text)
 		client, dest := addrOf(c.LocalAddr()), addrOf(c.RemoteAddr())
-		if s.Err != "" || s.Client != client || s.Dest != dest || s.Text != "a" {
+		if s.Err != "" || s.Client != client || s.Dest != dest || s.Text != string(text) {
 			t.Errorf("told %+v, want %s to %s", s, client, dest)
 		}
 		if fields {
