@@ -47,7 +47,7 @@ func TestHostile(t *testing.T) {
 			}
 			s := e.newSniffer(name, "", m, l, caddy.Log())
 			defer s.close()
-			before := peak(t)
+			before, shortest := peak(t), time.Hour
 			for range 3 {
 				e.quiet()
 				start := time.Now()
@@ -56,9 +56,11 @@ func TestHostile(t *testing.T) {
 				}
 				took := time.Since(start)
 				t.Logf("took %v", took)
-				if testkit.Soak() && !testkit.Race && took > 2*time.Duration(defaultTimeout) {
-					t.Errorf("the call took %v", took)
-				}
+				shortest = min(shortest, took)
+			}
+			// The machine may be somebody else's too: one of them has to be in time.
+			if testkit.Soak() && !testkit.Race && want == "timeout" && shortest > 2*l.timeout {
+				t.Errorf("no call was over before %v", shortest)
 			}
 			// The stack, the table and the memory at their most, and as much again.
 			if grown := peak(t) - before; grown > 64<<10 && !testkit.Race {
