@@ -216,10 +216,6 @@ func (t *trace) run() {
 			t.end(Outcome{What: EndError, Reason: fmt.Sprintf("a matcher or handler panicked: %v", p)})
 		}
 	}()
-	if t.v.refusing.Load() {
-		t.end(Outcome{What: EndRefused, Reason: "the process is stopping"})
-		return
-	}
 	if t.v.outside(t.q.Local) {
 		t.end(Outcome{What: EndOutside, Reason: fmt.Sprintf("%s is not in the prefix %s", t.q.Local.Addr(), t.v.prefix)})
 		return

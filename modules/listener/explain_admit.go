@@ -14,8 +14,12 @@ import (
 func (t *trace) admission() bool {
 	f := filter.Flow{Source: cidr.Plain(t.q.Client.Addr()), Client: t.q.Client, Local: t.q.Local, UDP: t.q.UDP, Stats: t.v.stats}
 	gate := t.v.gated(t.q.UDP)
+	returning := flow.Returning(f.Source)
+	if t.v.refusing.Load() && !returning {
+		t.end(Outcome{What: EndRefused, Reason: "the process is stopping, and the client is a stranger"})
+		return false
+	}
 	if level := overload.Level(); level > 0 {
-		returning := flow.Returning(f.Source)
 		reason := fmt.Sprintf("level %d, and the client is a stranger", level)
 		if returning {
 			reason = fmt.Sprintf("level %d, and the client comes back", level)

@@ -44,6 +44,9 @@ func (v *view) canRecognise() bool { return len(v.recognisers)+len(v.plan) > 0 }
 // recognised reports whether the first bytes of a flow are; known is false when
 // sniffers of others have to be asked, which foreign allows.
 func (v *view) recognised(first []byte, client netip.Addr, udp, final, foreign bool) (yes, known bool) {
+	if !udp && len(first) == 0 {
+		return false, true // who says nothing is nobody that anyone knows
+	}
 	for _, r := range v.recognisers {
 		if r.Recognises(first, client, !udp && !final) {
 			return true, true
@@ -83,10 +86,7 @@ func (v *view) gateTCP(fd int, client, local netip.AddrPort) {
 	for deadline, passed := c.opened.Add(v.peek.Timeout), false; !passed; {
 		first, err := src.more(deadline, v.peek.MaxBytes)
 		final := err != nil || len(first) >= v.peek.MaxBytes
-		if len(first) > 0 { // who says nothing is nobody that anyone knows
-			passed, _ = v.recognised(first, client.Addr(), false, final, true)
-		}
-		if !passed && final {
+		if passed, _ = v.recognised(first, client.Addr(), false, final, true); !passed && final {
 			c.reject(v.stats.Rule(overload.Rule).Counter())
 			v.tell(overload.Rule, client, local, false)
 			return

@@ -171,6 +171,7 @@ func TestTicketsUnderOverload(t *testing.T) {
 			if network == "tcp" {
 				refused("tickets", shows(nil, "127.0.0.3"), 3)
 				refused("short", dial(t, network, "127.0.0.4", short), 1)
+				explains(t, p, "short", "127.0.0.4:9", `[]`, `"what":"limit"`)
 			}
 			dial(t, network, "127.0.0.5", short).served()
 			set("2")(t, p)

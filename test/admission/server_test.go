@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/maxmind/mmdbwriter"
@@ -148,9 +149,19 @@ func TestDrainingAdmitsWhoComesBack(t *testing.T) {
 			c.ask()
 			kit.Settles(t, "the count of draining", 1.0, func() float64 { return refusals(p, "l", "draining") })
 			c.silence()
+			explains(t, p, "l", "127.0.0.2:9", `["ascii:x"]`, `"what":"pool"`)
+			explains(t, p, "l", "127.0.0.1:9", `["ascii:x"]`, `"what":"refused"`)
 			if n := p.Metric("filter_blocked_total", "filter", "overload"); n != 0 {
 				t.Errorf("%v were counted as overload", n)
 			}
 		})
+	}
+}
+
+// explains asks what would become of a client that sends some pieces of bytes.
+func explains(t *testing.T, p *kit.Process, listener, src, pieces, want string) {
+	t.Helper()
+	if status, body := p.Do(http.MethodPost, "/explain", fmt.Appendf(nil, `{"listener": %q, "src": %q, "bytes": %s}`, listener, src, pieces)); status != 200 || !strings.Contains(body, want) {
+		t.Errorf("%s is explained by %d %s, want %s", src, status, body, want)
 	}
 }

@@ -27,6 +27,7 @@ type refusal struct {
 	routes   bool   // it is a matter of routes, which a server of another app has of its own
 	counted  func(kit.Metrics) float64
 	unlogged bool
+	wild     bool // it is about an address that a wildcard has
 }
 
 func set(level string) func(*testing.T, *kit.Process) {
@@ -72,6 +73,7 @@ func refusalsOf(t *testing.T) map[string]refusal {
 		"reject":            {handler: kit.M{"handler": "reject"}, routes: true},
 		"reject, by bytes":  {match: kit.M{"first_bytes": kit.M{"prefix": "ascii:WH"}}, handler: kit.M{"handler": "reject"}, routes: true},
 		"proxy_header":      {listener: kit.M{"accept_proxy": kit.M{"from": kit.A{"192.0.2.1"}, "require": true}}, only: "tcp"},
+		"outside_prefix":    {listener: kit.M{"prefix": "127.1.0.0/16"}, wild: true, unlogged: true},
 		"no_backend": {routes: true, unlogged: true,
 			pool: kit.M{"targets": []string{"127.0.0.1:1"}, "health": kit.M{"check": "tcp_connect", "interval": "50ms", "fall": 1}},
 			provoke: func(t *testing.T, p *kit.Process) {
@@ -118,7 +120,11 @@ func (r *refusal) holds(t *testing.T, rule, network string, routes bool) {
 	if r.limits != nil {
 		options["limits"] = r.limits
 	}
-	config := kit.App(kit.M{"l": kit.With(kit.Listener([]string{network + "/" + addr}, route), r.listener)}, pools, options)
+	bind := network + "/" + addr
+	if r.wild {
+		bind = strings.Replace(bind, "127.0.0.1", "0.0.0.0", 1)
+	}
+	config := kit.App(kit.M{"l": kit.With(kit.Listener([]string{bind}, route), r.listener)}, pools, options)
 	if !routes {
 		config = served(config, "l", route)
 	}
