@@ -53,17 +53,21 @@ func TestDrainIsByAddress(t *testing.T) {
 // TestTakenBesideOurs adds an address whose port we have on another one: that
 // another socket holds it is found all the same.
 func TestTakenBesideOurs(t *testing.T) {
-	port := ports(t, 1)[0]
-	const echo = `"routes": [{"handle": [{"handler": "echo"}]}]}}`
-	config := func(binds string) string { return fmt.Sprintf(`{"listeners": {"l": {"bind": [%s], %s}`, binds, echo) }
-	ours := fmt.Sprintf(`"tcp/127.0.0.1:%d"`, port)
-	load(t, config(ours))
-	other := netip.AddrPortFrom(netip.MustParseAddr("127.0.0.2"), uint16(port))
-	fd, err := sock.ListenTCP(other, sock.Options{}) // shares its port, as another process of ours would
+	// Shares its port, as another process of ours would.
+	fd, err := sock.ListenTCP(netip.MustParseAddrPort("127.0.0.2:0"), sock.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer unix.Close(fd)
+	other, err := sock.LocalAddr(fd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := other.Port()
+	const echo = `"routes": [{"handle": [{"handler": "echo"}]}]}}`
+	config := func(binds string) string { return fmt.Sprintf(`{"listeners": {"l": {"bind": [%s], %s}`, binds, echo) }
+	ours := fmt.Sprintf(`"tcp/127.0.0.1:%d"`, port)
+	load(t, config(ours))
 	err = caddy.Load(fmt.Appendf(nil, `{"admin": {"disabled": true, "config": {"persist": false}}, "apps": {"wayhouse": %s}}`,
 		config(ours+`, "tcp/`+other.String()+`"`)), true)
 	if !errors.Is(err, sock.ErrInUse) && (err == nil || !strings.Contains(err.Error(), "already in use")) {
