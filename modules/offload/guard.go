@@ -149,17 +149,22 @@ func (t *table) dropGuard(g *guard) {
 
 // deny adds ranges to what is dropped for a listener, or takes them from it.
 func (t *table) deny(id int, rs cidr.Ranges, gone bool) error {
-	var es [2][]nftables.SetElement
-	for _, r := range rs {
-		f := familyOf(r.First)
-		es[f] = append(es[f], nftables.SetElement{Key: r.First.AsSlice()})
-		if end := r.Last.Next(); end.IsValid() {
-			es[f] = append(es[f], nftables.SetElement{Key: end.AsSlice(), IntervalEnd: true})
+	var es [2][]nftables.SetElement // used again and again: what is made of all at once would be large
+	for some := range slices.Chunk(rs, perAdd*perFlush/2) {
+		for f := range 2 {
+			es[f] = es[f][:0]
 		}
-	}
-	for f := range 2 {
-		if err := t.change(t.guards[id].denied[f], es[f], gone, true); err != nil {
-			return err
+		for _, r := range some {
+			f := familyOf(r.First)
+			es[f] = append(es[f], nftables.SetElement{Key: r.First.AsSlice()})
+			if end := r.Last.Next(); end.IsValid() {
+				es[f] = append(es[f], nftables.SetElement{Key: end.AsSlice(), IntervalEnd: true})
+			}
+		}
+		for f := range 2 {
+			if err := t.change(t.guards[id].denied[f], es[f], gone, true); err != nil {
+				return err
+			}
 		}
 	}
 	return nil

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -458,6 +459,18 @@ func TestManyDenied(t *testing.T) {
 	w.serve(&Scope{Listener: "a", Binds: udp(s), Guard: true, Denied: list(&next)})
 	t.Logf("changed in %v", time.Since(begin))
 	s.wants(t, "the next list", map[string]bool{"127.2.0.1:0": true, "127.3.0.1:0": false})
+
+	w.call(func() { // the elements of all ranges at once would be 2 KB for each
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		if err := w.t.deny(w.scopes[1].id, w.scopes[1].denied, true); err != nil {
+			t.Error(err)
+		}
+		runtime.ReadMemStats(&after)
+		if each := (after.TotalAlloc - before.TotalAlloc) / n; each > 1200 {
+			t.Errorf("%d bytes are allocated for a range", each)
+		}
+	})
 }
 
 func TestRest(t *testing.T) {
