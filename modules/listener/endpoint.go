@@ -102,6 +102,9 @@ func (ep *endpoint) push(v *view) {
 	if first { // without the lock, for which a worker may wait
 		draining.yield(ep)
 	}
+	if len(v.routes) > 0 { // the clients of a server there was are sessions from now on
+		endGuests(func(g *guest) bool { return g.key.ep == ep }, relay.Drain)
+	}
 }
 
 func (ep *endpoint) remove(v *view) {

@@ -95,8 +95,13 @@ func TestGuest(t *testing.T) {
 	send(t, c, "once more")
 	expect(t, c, "once more")
 	live(1)
+
+	load(t, fmt.Sprintf(`{"shutdown_grace": "0s", "listeners": {"guests": {"bind": ["udp/127.0.0.1:%d"], "filters": [{"filter": "source_limit", "max_per_ip": 1}], "routes": [{"handle": [{"handler": "echo"}]}]}}}`, port))
+	send(t, c, "a session now")
+	expect(t, c, "a session now")
+	live(1)
 	load(t, `{}`)
-	live(0)
+	kit.Settles(t, "sessions", 0, stats.Sessions.Load)
 }
 
 // TestGuestsAreBounded fills the table. A newcomer takes the place of one that
