@@ -13,12 +13,7 @@ import (
 // does. The kernel would let both, whichever is first, and also when the
 // listener has its sockets from the config before.
 func TestAddressOfAnotherApp(t *testing.T) {
-	free, err := net.Listen("tcp", ":0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	port := free.Addr().(*net.TCPAddr).Port
-	free.Close()
+	var port int
 	load := func(bind, other string) error {
 		return caddy.Load(fmt.Appendf(nil, `{"admin": {"disabled": true, "config": {"persist": false}}, "apps": {%s
 			"wayhouse": {"shutdown_grace": "0s", "listeners": {"game": {"bind": ["%s:%d"], "routes": [{"handle": [{"handler": "echo"}]}]}}}}}`,
@@ -43,15 +38,22 @@ func TestAddressOfAnotherApp(t *testing.T) {
 		"two addresses of one port": {"tcp/127.0.0.1", http("127.0.0.2:PORT", ""), ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			want := strings.ReplaceAll(tc.want, "PORT", fmt.Sprint(port))
 			for _, before := range []string{"nothing", "the listener alone"} {
 				caddy.Stop()
+				// Another port each time: servers of other apps may close theirs a little late.
+				free, err := net.Listen("tcp", ":0")
+				if err != nil {
+					t.Fatal(err)
+				}
+				port = free.Addr().(*net.TCPAddr).Port
+				free.Close()
+				want := strings.ReplaceAll(tc.want, "PORT", fmt.Sprint(port))
 				if before != "nothing" {
 					if err := load(tc.bind, ""); err != nil {
 						t.Fatal(err)
 					}
 				}
-				err := load(tc.bind, tc.other)
+				err = load(tc.bind, tc.other)
 				switch {
 				case want == "" && err != nil:
 					t.Errorf("after %s: %v", before, err)
