@@ -223,8 +223,10 @@ func TestHold(t *testing.T) {
 	l := ListenerOf(t.Name())
 	before, _ := Live()
 	most := before + 2
-	if !l.Hold(false, most) || !l.Hold(false, most) || l.Hold(false, most) {
-		t.Fatal("not just two are held")
+	for i, want := range []bool{true, true, false} {
+		if got := l.Hold(false, most); got != want {
+			t.Fatalf("hold %d: %t, want %t", i, got, want)
+		}
 	}
 	if got := l.Open(false, ip("192.0.2.1"), Bounds{Process: most}); got != FullProcess {
 		t.Errorf("opened beside them: %d", got)

@@ -1,6 +1,7 @@
 package listener_test
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"net"
@@ -408,7 +409,7 @@ func TestHeaderForServers(t *testing.T) {
 			"routes": [{"handle": [{"handler": "static_response", "body": "{http.request.remote} {http.request.local}"}]}]}}}`)
 	for name, head := range map[string]string{"v1": told(proxyproto.V1, client4, local4), "v2": told(proxyproto.V2, client6, local6), "own": "PROXY UNKNOWN\r\n", "none": ""} {
 		var c net.Conn
-		client := &http.Client{Timeout: testkit.Long, Transport: &http.Transport{DisableKeepAlives: true, Dial: func(string, string) (net.Conn, error) {
+		client := &http.Client{Timeout: testkit.Long, Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(context.Context, string, string) (net.Conn, error) {
 			c = dialFrom(t, "127.0.0.2", addr(t, "l"))
 			_, err := io.WriteString(c, head)
 			return c, err
