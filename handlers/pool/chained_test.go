@@ -5,9 +5,11 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
+	own "github.com/wayhouse-proxy/wayhouse/internal/proxyproto"
 	"github.com/wayhouse-proxy/wayhouse/internal/relay"
 	"github.com/wayhouse-proxy/wayhouse/internal/testkit"
 	"github.com/wayhouse-proxy/wayhouse/modules/listener"
@@ -73,5 +75,58 @@ func TestChainedTCP(t *testing.T) {
 				})
 			}
 		}
+	}
+}
+
+// TestChainedUDP is the same for datagrams: the backend learns of the client
+// behind both, and its answers come back through both.
+func TestChainedUDP(t *testing.T) {
+	for _, tc := range []struct{ version, mode string }{{"v2-udp", "first"}, {"v2-udp", "until_reply"}, {"v2-udp", "every"}, {"spp", ""}} {
+		t.Run(fmt.Sprint(tc.version, " ", tc.mode), func(t *testing.T) {
+			backend, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer backend.Close()
+			origin := testkit.Local(testkit.Port(t))
+			edge := testkit.With(testkit.Pool(origin), testkit.M{"proxy_protocol": tc.version})
+			if tc.mode != "" {
+				edge["proxy_protocol_udp"] = tc.mode
+			}
+			last := testkit.With(testkit.Pool(backend.LocalAddr().String()), testkit.M{"proxy_protocol": "v2-udp", "proxy_protocol_udp": "every"})
+			name := "edge-" + tc.version + "-" + tc.mode
+			run(t, testkit.App(testkit.M{
+				name: testkit.ToPool("edge", "udp/0.0.0.0:0"),
+				"origin-udp": testkit.With(testkit.ToPool("last", "udp/"+origin),
+					testkit.M{"accept_proxy": testkit.M{"from": testkit.A{"127.0.0.0/8"}, "require": true}}),
+			}, testkit.M{"edge": edge, "last": last}))
+			to := netip.AddrPortFrom(netip.MustParseAddr("127.0.0.3"), proxy.Running().Listening(name)[0].Addr.Port())
+			c, err := net.Dial("udp", to.String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			c.SetDeadline(time.Now().Add(testkit.Long))
+			backend.SetDeadline(time.Now().Add(testkit.Long))
+			buf := make([]byte, 2048)
+			for i, text := range []string{"hello", "", forged, "\x56\xec and more"} {
+				io.WriteString(c, text)
+				n, from, err := backend.ReadFromUDPAddrPort(buf)
+				if err != nil {
+					t.Fatal(err)
+				}
+				h, at, err := own.ReadDatagram(buf[:n])
+				if err != nil || h.Client.String() != c.LocalAddr().String() || h.Dest != to || string(buf[at:n]) != text {
+					t.Errorf("datagram %d is %q of %v to %v, %v; want %q of %v to %v", i, buf[at:n], h.Client, h.Dest, err, text, c.LocalAddr(), to)
+				}
+				backend.WriteToUDPAddrPort([]byte("answer"), from)
+				if n, err = c.Read(buf); err != nil || string(buf[:n]) != "answer" {
+					t.Fatalf("answer %q, %v", buf[:n], err)
+				}
+			}
+			if got, want := clientsOf("origin-udp"), fmt.Sprintf("%v → %v", c.LocalAddr(), to); !slices.Contains(got, want) {
+				t.Errorf("the second proxy has %q, want %q among them", got, want)
+			}
+		})
 	}
 }

@@ -92,7 +92,7 @@ func (ep *endpoint) push(v *view) {
 	}
 	ep.mu.Lock()
 	ep.views = append(ep.views, v)
-	ep.view.Store(v)
+	ep.showLocked(v)
 	first := false
 	ep.once.Do(func() {
 		close(ep.ready)
@@ -107,12 +107,21 @@ func (ep *endpoint) push(v *view) {
 	}
 }
 
+// showLocked has new flows see v. What has come to be a client's by a header
+// goes on, whatever v believes.
+func (ep *endpoint) showLocked(v *view) {
+	if ep.udp != nil {
+		ep.udp.SetHeaders(v.headers)
+	}
+	ep.view.Store(v)
+}
+
 func (ep *endpoint) remove(v *view) {
 	ep.mu.Lock()
 	defer ep.mu.Unlock()
 	ep.views = slices.DeleteFunc(ep.views, func(o *view) bool { return o == v })
 	if n := len(ep.views); n > 0 {
-		ep.view.Store(ep.views[n-1])
+		ep.showLocked(ep.views[n-1])
 		return
 	}
 	ep.last = v

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"fmt"
 	"net/netip"
+
+	"github.com/wayhouse-proxy/wayhouse/internal/proxyproto"
 )
 
 // header tells whose a flow is by its PROXY header, goes on with that, and
@@ -13,6 +15,9 @@ func (t *trace) header() bool {
 	if !a.trusted.Contains(peer.Addr()) {
 		rule := a.stranger()
 		return t.headed(rule, fmt.Sprintf("%s is not in accept_proxy.from: a header of its own is payload", peer.Addr()))
+	}
+	if t.q.UDP {
+		return t.datagramHeader(peer)
 	}
 	var seen []byte
 	for i := 0; ; i++ {
@@ -35,6 +40,23 @@ func (t *trace) header() bool {
 		t.q.Pieces = append([][]byte{bytes.Clone(seen[f.n:])}, t.q.Pieces[min(i+1, len(t.q.Pieces)):]...)
 		return t.headed("", f.said(peer.Addr()))
 	}
+}
+
+// datagramHeader is header for what the UDP engine would read.
+func (t *trace) datagramHeader(peer netip.AddrPort) bool {
+	f := headed{client: peer, local: t.q.Local, told: toldOwn}
+	pieces := make([][]byte, len(t.q.Pieces))
+	for i, p := range t.q.Pieces {
+		h, n, err := proxyproto.ReadDatagram(p)
+		if pieces[i] = p[n:]; i > 0 {
+			continue
+		}
+		if rule := t.v.proxied.judge(&f, h, err); rule != "" {
+			return t.headed(rule, peer.Addr().String()+" is trusted, and its header is missing or wrong")
+		}
+	}
+	t.q.Client, t.q.Local, t.q.Pieces = f.client, f.local, pieces
+	return t.headed("", f.said(peer.Addr()))
 }
 
 func (t *trace) headed(rule, reason string) bool {

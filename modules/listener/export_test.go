@@ -5,6 +5,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/wayhouse-proxy/wayhouse/internal/relay"
 	"github.com/wayhouse-proxy/wayhouse/internal/relay/tcprelay"
 	"github.com/wayhouse-proxy/wayhouse/modules/flow"
 )
@@ -39,4 +40,9 @@ func SweepGuests(name string, later bool) {
 // HeadersRead counts what PROXY headers have told a listener.
 func HeadersRead(listener, told string) prometheus.Counter {
 	return headersRead.WithLabelValues(listener, told)
+}
+
+// CountersOf are the counters of a listener, by worker.
+func CountersOf(listener string) []relay.Counters {
+	return flow.ListenerOf(listener).Workers(max(Running().TCP.Workers(), Running().UDP.Workers()))
 }

@@ -89,6 +89,7 @@ func (v *view) letIn(key guestKey, o *udprelay.Opening) (*guest, string) {
 		return nil, ruleMaxUDP
 	}
 	v.begins(o.Client)
+	v.heard(o)
 	return g, ""
 }
 

@@ -306,9 +306,6 @@ func (l *Listener) Validate() error {
 		if err := l.AcceptProxy.Validate(); err != nil {
 			return fmt.Errorf("%s.accept_proxy.%w", l.path, err)
 		}
-		if _, udp := l.Networks(); udp {
-			return fmt.Errorf("%s.accept_proxy: it is for TCP, and the listener binds a UDP address: give UDP a listener of its own", l.path)
-		}
 	}
 	switch {
 	case l.peek.Timeout <= 0:

@@ -16,21 +16,23 @@ import (
 	"github.com/wayhouse-proxy/wayhouse/internal/proxyproto"
 	"github.com/wayhouse-proxy/wayhouse/internal/relay"
 	"github.com/wayhouse-proxy/wayhouse/internal/relay/tcprelay"
+	"github.com/wayhouse-proxy/wayhouse/internal/relay/udprelay"
 )
 
-// PROXY headers in front of connections, from load balancers that are trusted:
+// PROXY headers of load balancers that are trusted. On TCP:
 //
 //	Accept → awaitHeader → Look → header → admit, by the addresses it tells
 //	                                     → Look → as a connection that has just come
 //
 // Until its header is there a connection is held: it counts among those of the
-// process, and among those of no client.
+// process, and among those of no client. On UDP the engine reads headers: what it
+// opens has the addresses that they tell.
 
 // AcceptProxy says whose PROXY headers are believed.
 type AcceptProxy struct {
 	// Networks and single addresses of the load balancers that are trusted: what
-	// comes from them begins with a PROXY header, on TCP of version 1 or 2. An
-	// IPv6 address that carries an IPv4 address is that address. Placeholders are
+	// comes from them begins with a PROXY header, on TCP of version 1 or 2, on UDP
+	// of version 2 or Cloudflare's Simple Proxy Protocol. An IPv6 address that carries an IPv4 address is that address. Placeholders are
 	// replaced at load; one that is not known is refused. At least one is needed.
 	From []string `json:"from,omitempty"`
 
@@ -39,7 +41,7 @@ type AcceptProxy struct {
 	// Default: false.
 	Require bool `json:"require,omitempty"`
 
-	// How long after it arrived a connection may take to send its header. Zero is
+	// How long after it arrived a TCP connection may take to send its header. Zero is
 	// refused. Default: 3s.
 	Timeout *caddy.Duration `json:"timeout,omitempty"`
 
@@ -63,7 +65,7 @@ const (
 var tolds = [numTold]string{"client", "own", "none"}
 
 var headersRead = metrics.Counter("proxy_protocol_accepted_total",
-	"Connections and UDP sessions from trusted peers, by what their PROXY header has told: a client, that they are the peer's own, or none as there was no header.", "listener", "result")
+	"Connections and UDP sessions of trusted peers that were let in, by what their PROXY header has told: a client, that they are the peer's own, or none as there was no header.", "listener", "result")
 
 // provision reads the networks. Errors begin with a key.
 func (a *AcceptProxy) provision(listener string) error {
@@ -133,13 +135,22 @@ func (a *AcceptProxy) read(seen []byte, final bool, peer, own netip.AddrPort) (f
 	switch {
 	case err == proxyproto.ErrShort && !final:
 		return f, true, ""
-	case err == nil && f.from(h):
-		return f, false, ""
-	case !a.Require && (err == proxyproto.ErrNone || len(seen) == 0):
-		f.told = toldNone
-		return f, false, ""
+	case err == proxyproto.ErrShort && len(seen) == 0:
+		err = proxyproto.ErrNone
 	}
-	return f, false, ruleHeader
+	return f, false, a.judge(&f, h, err)
+}
+
+// judge takes what was read, or says which rule keeps the flow out.
+func (a *AcceptProxy) judge(f *headed, h proxyproto.Header, err error) (rule string) {
+	switch {
+	case err == nil && f.from(h):
+		return ""
+	case err == proxyproto.ErrNone && !a.Require:
+		f.told = toldNone
+		return ""
+	}
+	return ruleHeader
 }
 
 // headed is whose a flow is by its header.
@@ -150,7 +161,8 @@ type headed struct {
 }
 
 // from takes what a header tells, unless nobody can have the client's address.
-// An address of ours that the peer does not know stays the one it has come to.
+// An address of ours that the peer does not know stays the one it has come to,
+// but where answers have to tell the same.
 func (f *headed) from(h proxyproto.Header) bool {
 	switch a := h.Client.Addr(); {
 	case !a.IsValid():
@@ -159,7 +171,7 @@ func (f *headed) from(h proxyproto.Header) bool {
 		return false
 	}
 	f.client, f.told = h.Client, toldClient
-	if !h.Dest.Addr().IsUnspecified() {
+	if h.SPP || !h.Dest.Addr().IsUnspecified() {
 		f.local = h.Dest
 	}
 	return true
@@ -199,17 +211,40 @@ func (l *look) header(o *tcprelay.Opening, seen []byte, final bool) tcprelay.Dec
 		v.stats.Release(false)
 		v.refuse(rule, o.Client, o.Local, false)
 	default:
-		v.proxied.told[f.told].Inc()
 		rule, l.gate = v.admit(f.client, f.local, false, nil, true)
 	}
 	if rule != "" {
 		l.free()
 		return tcprelay.Refuse
 	}
+	v.proxied.told[f.told].Inc()
 	l.phase = entered
 	o.Client, o.Local, o.Discard = f.client, f.local, f.n
 	o.Path, o.Limit, o.Wait = v.looking, v.peek.MaxBytes, o.Age+v.peek.Timeout
 	return tcprelay.Peek
+}
+
+// headersIn are the headers that the UDP engine is to take for the view, nil for
+// none.
+func (v *view) headersIn() *udprelay.HeaderIn {
+	if v.proxied == nil {
+		return nil
+	}
+	return &udprelay.HeaderIn{
+		From: &v.proxied.trusted, Require: v.proxied.Require, Counters: v.cs,
+		Refused: func(peer, hit netip.AddrPort) { v.tell(ruleHeader, peer, hit, true) },
+	}
+}
+
+// heard counts what a header has told of a session that is let in.
+func (v *view) heard(o *udprelay.Opening) {
+	switch {
+	case v.proxied == nil || !v.proxied.trusted.Contains(o.Peer.Addr()):
+	case o.Client == o.Peer:
+		v.proxied.told[toldOwn].Inc()
+	default:
+		v.proxied.told[toldClient].Inc()
+	}
 }
 
 // headOwner counts out the connections that end before their header is there.

@@ -47,7 +47,8 @@ type view struct {
 	firstPacketGate bool
 	recognisers     []Recogniser
 
-	proxied *AcceptProxy // nil: no PROXY header is believed
+	proxied *AcceptProxy       // nil: no PROXY header is believed
+	headers *udprelay.HeaderIn // the same for the UDP engine
 
 	prefix      netip.Prefix // of the addresses that are served; not valid: all
 	transparent bool
@@ -81,6 +82,7 @@ func (v *view) attach(e *Engines) {
 		v.guests = guestsOf(v.stats)
 	}
 	v.heading = &relay.Path{Listener: v.name, Route: -1, Counters: v.cs, Owner: headOwner{lookOwner{v.stats}}}
+	v.headers = v.headersIn()
 	v.hinted = v.place(-1)
 	v.places = make([]*Place, len(v.routes))
 	v.dialers = make([]tcprelay.Dialer, len(v.routes))
@@ -250,7 +252,7 @@ func (ep *endpoint) Open(o *udprelay.Opening) udprelay.Decision {
 		return udprelay.Refuse
 	}
 	o.Counters = v.counters(o.Worker)
-	if v.outside(o.Local) {
+	if v.outside(o.Hit) {
 		o.Reason = relay.OutsidePrefix
 		return udprelay.Refuse
 	}
@@ -271,6 +273,7 @@ func (ep *endpoint) Open(o *udprelay.Opening) udprelay.Decision {
 			v.stats.Abandoned(true, o.Client.Addr())
 		} else {
 			v.begins(o.Client)
+			v.heard(o)
 		}
 	}()
 	i, known := v.straight(o.Client, o.Local)

@@ -38,11 +38,20 @@ func (a *App) acquireOffload() (*offload.Kernel, error) {
 	return k, nil
 }
 
-// clients are those of all UDP sessions.
+// clients are those of all UDP sessions whose packets come from them, and not from
+// a load balancer that tells of them.
 func clients(yield func(netip.AddrPort) bool) {
-	if e := listener.Running(); e != nil {
-		e.UDP.Flows(func(i *relay.Info) bool { return yield(i.Client) })
+	e := listener.Running()
+	if e == nil {
+		return
 	}
+	told := make(map[string]bool)
+	if app := Running(); app != nil {
+		for name, l := range app.Listeners {
+			told[name] = l.AcceptProxy != nil
+		}
+	}
+	e.UDP.Flows(func(i *relay.Info) bool { return told[i.Path.Listener] || yield(i.Client) })
 }
 
 // shield has the listeners tell the kernel's side of their new flows. They are

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/wayhouse-proxy/wayhouse/internal/proxyproto"
 	kit "github.com/wayhouse-proxy/wayhouse/internal/testkit"
@@ -22,6 +23,25 @@ func headed(t *testing.T, client, to string) *client {
 	f := proxyproto.Form{Version: proxyproto.V2}
 	c.Write(f.Append(nil, &proxyproto.Flow{Client: netip.MustParseAddrPort(client), Local: netip.MustParseAddrPort("198.51.100.2:25565")}))
 	return c
+}
+
+// server is the backend that a client reaches, with a header in front of what it
+// asks.
+func server(t *testing.T, c *client, head []byte) uint16 {
+	t.Helper()
+	q := kit.Frame{Flow: 1, Seq: 1}
+	c.Write(q.Append(head))
+	c.SetReadDeadline(time.Now().Add(kit.Long))
+	buf := make([]byte, 2000)
+	n, err := c.Read(buf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, _, err := kit.ParseFrame(buf[:n])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f.Backend
 }
 
 // TestProxied goes through what operators and pools see of clients behind a
@@ -96,8 +116,8 @@ func TestProxied(t *testing.T) {
 	if n := refusals(p, "l", "proxy_header"); n != 1 || !strings.Contains(p.Log(), `"rule":"proxy_header"`) {
 		t.Errorf("%v are counted as refused by proxy_header, and the log is %s", n, p.Log())
 	}
-	if n := p.Metric("proxy_protocol_accepted_total", "listener", "l", "result", "client"); n != 38 {
-		t.Errorf("%v headers are counted, want 38", n)
+	if n := p.Metric("proxy_protocol_accepted_total", "listener", "l", "result", "client"); n != 37 {
+		t.Errorf("%v headers are counted, want 37", n)
 	}
 
 	if status, body := p.Do(http.MethodPost, "/admin/overload", []byte(`{"level": 2}`)); status != 200 {
@@ -107,6 +127,38 @@ func TestProxied(t *testing.T) {
 	headed(t, "198.18.0.99:5", addr).silence()
 	if n := refusals(p, "l", "overload"); n != 1 {
 		t.Errorf("%v are counted as refused by overload", n)
+	}
+}
+
+// TestProxiedFollow: a session goes where the client's connection is, by the
+// addresses that the headers of both tell.
+func TestProxiedFollow(t *testing.T) {
+	login, game := kit.Local(kit.Port(t)), kit.Local(kit.Port(t))
+	var targets []string
+	for i := range 4 {
+		at := kit.Local(kit.Port(t))
+		kit.NewTCPBackend(t, uint16(i+1), at)
+		kit.NewUDPBackend(t, uint16(i+1), at)
+		targets = append(targets, at)
+	}
+	accept := kit.M{"accept_proxy": kit.M{"from": kit.A{balancer}, "require": true}}
+	kit.Start(t, kit.App(kit.M{
+		"login": kit.With(kit.ToPool("p", "tcp/"+login), accept),
+		"game":  kit.With(kit.Listener([]string{"udp/" + game}, kit.Route(kit.M{"handler": "pool", "pool": "q", "follow": kit.M{"listener": "login"}})), accept),
+	}, kit.M{"p": kit.Pool(targets...), "q": kit.Pool(targets...)}), kit.Options{})
+	form := proxyproto.Form{Version: proxyproto.V2UDP, Mode: proxyproto.First}
+	for i := range 8 { // by turns, so that the balancer alone would not agree
+		who := fmt.Sprintf("203.0.113.%d", i)
+		first := headed(t, who+":1000", login)
+		want := server(t, first, nil)
+		if i%2 == 0 {
+			headed(t, "198.18.0.1:1", login).served() // takes a turn
+		}
+		c := dial(t, "udp", balancer, game)
+		head := form.Append(nil, &proxyproto.Flow{Client: netip.MustParseAddrPort(who + ":2000"), Local: netip.MustParseAddrPort("198.51.100.2:7777")})
+		if got := server(t, c, head); got != want {
+			t.Errorf("%s has its session on %d, its connection on %d", who, got, want)
+		}
 	}
 }
 

@@ -72,7 +72,7 @@ func refusalsOf(t *testing.T) map[string]refusal {
 		"sniffer_reject":    {match: kit.M{"sniffer": kit.M{"name": "ban"}}, app: kit.M{"sniffers": kit.M{"wasm": kit.M{"dir": sniffers, "call_timeout": "10s"}}}, routes: true},
 		"reject":            {handler: kit.M{"handler": "reject"}, routes: true},
 		"reject, by bytes":  {match: kit.M{"first_bytes": kit.M{"prefix": "ascii:WH"}}, handler: kit.M{"handler": "reject"}, routes: true},
-		"proxy_header":      {listener: kit.M{"accept_proxy": kit.M{"from": kit.A{"192.0.2.1"}, "require": true}}, only: "tcp"},
+		"proxy_header":      {listener: kit.M{"accept_proxy": kit.M{"from": kit.A{"192.0.2.1"}, "require": true}}},
 		"outside_prefix":    {listener: kit.M{"prefix": "127.1.0.0/16"}, wild: true, unlogged: true},
 		"no_backend": {routes: true, unlogged: true,
 			pool: kit.M{"targets": []string{"127.0.0.1:1"}, "health": kit.M{"check": "tcp_connect", "interval": "50ms", "fall": 1}},
