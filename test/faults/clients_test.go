@@ -57,8 +57,24 @@ func TestNewRate(t *testing.T) {
 	}
 }
 
-// TestNoisySource has one client send what no route can decide, as fast as it
-// can, beside others that play. The baseline's listener dies of it.
+// pace returns a function that waits, so that it returns 5,000 times a second at
+// the most and never many at once: what a socket's buffer has no room for is
+// lost, whoever has sent it.
+func pace(t *testing.T) (wait func()) {
+	const perTick = 25
+	every := time.NewTicker(5 * time.Millisecond)
+	t.Cleanup(every.Stop)
+	n := 0
+	return func() {
+		if n%perTick == 0 {
+			<-every.C
+		}
+		n++
+	}
+}
+
+// TestNoisySource has clients send what no route can decide, beside others that
+// play. The baseline's listener dies of it.
 func TestNoisySource(t *testing.T) {
 	g := newGame(t)
 	addr := kit.Local(kit.Port(t))
@@ -67,14 +83,15 @@ func TestNoisySource(t *testing.T) {
 		kit.Match(kit.M{"regexp": kit.M{"pattern": "^WH", "count": 2}}, kit.M{"handler": "pool", "pool": "udp"}))}, nil), kit.Options{})
 	players := kit.StartLoad(t, kit.LoadOptions{UDP: addr, Flows: 100, Rate: 500, Body: 20})
 	before := p.Usage()
-	sent := 0
-	for range kit.Scaled(200, 2000) {
+	sent, wait := 0, pace(t)
+	for range kit.Scaled(100, 2000) {
 		c, err := net.Dial("udp", addr)
 		if err != nil {
 			t.Fatal(err)
 		}
 		for range 50 { // from one source, then from another
 			for _, d := range []string{"", "n", "ne", "nev"} {
+				wait()
 				if _, err := c.Write([]byte(d)); err == nil {
 					sent++
 				}
@@ -99,7 +116,6 @@ func TestNoisySource(t *testing.T) {
 // or cut off, 5,000 a second, at a listener that looks at first bytes. Who plays
 // loses nothing, and who comes after it is served.
 func TestOneSource(t *testing.T) {
-	const perTick, tick = 25, 5 * time.Millisecond
 	g := newGame(t)
 	addr := kit.Local(kit.Port(t))
 	var noise [][]byte
@@ -125,12 +141,9 @@ func TestOneSource(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	every := time.NewTicker(tick)
-	defer every.Stop()
+	wait := pace(t)
 	for n := range kit.Scaled(10_000, 50_000) {
-		if n%perTick == 0 {
-			<-every.C
-		}
+		wait()
 		d := []byte{}
 		if n%5 != 0 {
 			d = noise[n%len(noise)]
