@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 
 	"golang.org/x/sys/unix"
 )
@@ -27,19 +26,25 @@ func resident() (int64, error) {
 	return n * int64(os.Getpagesize()), err
 }
 
-// memoryLimit is what the process may have: the limit of its control group, or
-// all there is.
-var memoryLimit = sync.OnceValue(func() int64 {
+// Where the kernel says what the process may have.
+const (
+	groupsFile = "/proc/self/cgroup"
+	groupsDir  = "/sys/fs/cgroup"
+)
+
+// memoryLimit is what the process may have: the limit of its control group, which
+// may change while it runs, or all there is.
+func memoryLimit(groupsFile, groupsDir string) int64 {
 	limit := int64(math.MaxInt64)
-	if groups, err := os.ReadFile("/proc/self/cgroup"); err == nil {
-		limit = groupLimit(string(groups), "/sys/fs/cgroup")
+	if groups, err := os.ReadFile(groupsFile); err == nil {
+		limit = groupLimit(string(groups), groupsDir)
 	}
 	var info unix.Sysinfo_t
 	if unix.Sysinfo(&info) == nil {
 		limit = min(limit, int64(info.Totalram)*int64(info.Unit))
 	}
 	return limit
-})
+}
 
 // groupLimit is the smallest limit of the control groups that /proc/self/cgroup
 // names and of those around them, below where they are mounted. In a container

@@ -4,6 +4,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"strconv"
 	"testing"
 )
 
@@ -38,5 +39,25 @@ func TestGroupLimit(t *testing.T) {
 				t.Errorf("groupLimit(%q) = %d, want %d", tc.groups, got, tc.want)
 			}
 		})
+	}
+}
+
+// TestLimitChanges gives a control group more memory, as can be done while a
+// process runs.
+func TestLimitChanges(t *testing.T) {
+	dir := t.TempDir()
+	groups := filepath.Join(dir, "cgroup")
+	write := func(path, content string) {
+		t.Helper()
+		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(groups, "0::/\n")
+	for _, limit := range []string{"1000000", "2000000"} {
+		write(filepath.Join(dir, "memory.max"), limit+"\n")
+		if got := strconv.FormatInt(memoryLimit(groups, dir), 10); got != limit {
+			t.Errorf("%s bytes, want %s", got, limit)
+		}
 	}
 }

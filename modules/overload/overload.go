@@ -307,7 +307,7 @@ func measure(maxConns, maxSessions int64) (use int, reason string) {
 		most(float64(n), float64(lim.Cur), Descriptors)
 	}
 	if rss, err := resident(); err == nil {
-		most(float64(rss), float64(memoryLimit()), Memory)
+		most(float64(rss), float64(memoryLimit(groupsFile, groupsDir)), Memory)
 	}
 	return use, reason
 }

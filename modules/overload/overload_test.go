@@ -59,8 +59,8 @@ func TestMeasure(t *testing.T) {
 	if use < 0 || use > 100 || reason != None && reason != Memory && reason != Descriptors {
 		t.Errorf("%d percent of %s", use, reason)
 	}
-	if n, err := resident(); err != nil || n < 1<<20 || memoryLimit() < n {
-		t.Errorf("%d bytes of %d, %v", n, memoryLimit(), err)
+	if n, err := resident(); err != nil || n < 1<<20 || memoryLimit(groupsFile, groupsDir) < n {
+		t.Errorf("%d bytes of %d, %v", n, memoryLimit(groupsFile, groupsDir), err)
 	}
 }
 
