@@ -242,17 +242,29 @@ func TestHeaderInTime(t *testing.T) {
 		})
 	})
 	t.Run("first bytes after it", func(t *testing.T) {
-		load(t, behind(greeter(t, "yes:"), `, "timeout": "1h"`, `"peek": {"timeout": "100ms"},`, `{"first_bytes": {"prefix": "ascii:hello"}}`))
-		c := dialFrom(t, "127.0.0.2", addr(t, "l"))
-		testkit.Eventually(t, "a wait that peek.timeout would have ended", func() bool {
-			f := flows()
-			return len(f) == 1 && f[0].Age > 150*time.Millisecond
-		})
-		send(t, c, head+"hello")
-		expect(t, c, "yes:hello")
-		c = dialFrom(t, "127.0.0.2", addr(t, "l"))
-		send(t, c, head+"hel")
-		expectClosed(t, c) // by peek.timeout
+		const peek = `"peek": {"timeout": "2s"},`
+		for who, tc := range map[string]struct{ match, first, rest string }{
+			"worker":    {`{"first_bytes": {"prefix": "ascii:hello"}}`, "hel", "lo"},
+			"goroutine": {`{"http": []}`, "GET / HT", "TP/1.0\r\n\r\n"},
+		} {
+			load(t, behind(greeter(t, "yes:"), `, "timeout": "1h"`, peek, tc.match))
+			c := dialFrom(t, "127.0.0.2", addr(t, "l"))
+			testkit.Eventually(t, "a wait that peek.timeout would have ended", func() bool {
+				f := flows()
+				return len(f) == 1 && f[0].Age > 2100*time.Millisecond
+			})
+			send(t, c, head+tc.first)
+			flows() // the worker has seen it by now
+			send(t, c, tc.rest)
+			expect(t, c, "yes:"+tc.first+tc.rest)
+			c.Close()
+			c = dialFrom(t, "127.0.0.2", addr(t, "l"))
+			send(t, c, head+tc.first)
+			expectClosed(t, c) // by peek.timeout
+			if t.Failed() {
+				t.Fatal(who)
+			}
+		}
 	})
 }
 

@@ -212,6 +212,34 @@ func TestDatagramHeaderIsSeen(t *testing.T) {
 	}
 }
 
+// TestDatagramHeaderInPrefix: a prefix is about the address that a datagram has
+// come to, not about the one that a header tells.
+func TestDatagramHeaderInPrefix(t *testing.T) {
+	app := strings.Replace(behindUDP(t, answering(t), ``, `"prefix": "127.1.0.0/16",`, `{}`), "udp/127.0.0.1", "udp/0.0.0.0", 1)
+	load(t, app)
+	_, port, _ := net.SplitHostPort(addr(t, "l"))
+	outside := func() (n uint64) {
+		cs := wayhouse.CountersOf("l")
+		for i := range cs {
+			n += cs[i].Dropped[relay.OutsidePrefix].Load()
+		}
+		return n
+	}
+	before := outside()
+	for hit, inside := range map[string]bool{"127.1.0.1": true, "127.2.0.1": false} {
+		c := dialUDPFrom(t, "127.0.0.2", net.JoinHostPort(hit, port))
+		send(t, c, told(proxyproto.V2UDP, client4, "127.1.0.9:1")+"x")
+		if inside {
+			expect(t, c, "yes:x")
+			d := dialUDPFrom(t, "127.0.0.2", net.JoinHostPort(hit, port))
+			send(t, d, told(proxyproto.V2UDP, client4, local4)+"x")
+			expect(t, d, "yes:x")
+		} else {
+			testkit.Settles(t, "what is outside", before+1, outside)
+		}
+	}
+}
+
 // TestDatagramHeaderForServers: a server on wayhouse/NAME has the client of the
 // header for the sender, and its answer goes back by the balancer.
 func TestDatagramHeaderForServers(t *testing.T) {
