@@ -105,8 +105,12 @@ func TestNoisySource(t *testing.T) {
 	newcomer := kit.StartLoad(t, kit.LoadOptions{UDP: addr, Flows: 5})
 	newcomer.Go(t, 50)
 	perfect(t, newcomer)
-	// Those of the players stay until they have been idle for long.
-	kit.Settles(t, "the number of sessions", 105.0, func() float64 { return p.Metric("active_udp_sessions", "listener", "m") })
+	// Those of the players stay until they have been idle for long; a newcomer may
+	// have got the port of one.
+	kit.Eventually(t, "100 to 105 sessions are left", func() bool {
+		n := p.Metric("active_udp_sessions", "listener", "m")
+		return n >= 100 && n <= 105
+	})
 	if after := p.Usage(); after.Goroutines > before.Goroutines+10 {
 		t.Errorf("%d goroutines before the noise, %d after", before.Goroutines, after.Goroutines)
 	}
