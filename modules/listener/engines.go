@@ -74,13 +74,22 @@ func (e *Engines) Flows(yield func(*relay.Info) bool) {
 	}
 	e.TCP.Flows(each)
 	if more {
-		e.UDP.Flows(each)
-	}
-	if more {
 		taken.flows(each)
 	}
 	if more {
-		guestFlows(each)
+		e.Sessions(each)
+	}
+}
+
+// Sessions is Flows without the connections.
+func (e *Engines) Sessions(yield func(*relay.Info) bool) {
+	more := true
+	e.UDP.Flows(func(i *relay.Info) bool {
+		more = yield(i)
+		return more
+	})
+	if more {
+		guestFlows(yield)
 	}
 }
 

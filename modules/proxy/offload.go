@@ -51,7 +51,7 @@ func clients(yield func(netip.AddrPort) bool) {
 			told[name] = l.AcceptProxy != nil
 		}
 	}
-	e.UDP.Flows(func(i *relay.Info) bool { return told[i.Path.Listener] || yield(i.Client) })
+	e.Sessions(func(i *relay.Info) bool { return told[i.Path.Listener] || yield(i.Client) })
 }
 
 // shield has the listeners tell the kernel's side of their new flows. They are

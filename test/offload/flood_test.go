@@ -155,10 +155,23 @@ func TestFlood(t *testing.T) {
 }
 
 // TestLimited has one client over its limit: the kernel takes over, and lets as
-// much through as the limit admits; sessions of the same address go on.
+// much through as the limit admits; sessions of the same address go on, whether
+// they are of the listener's routes or of a server on its network.
 func TestLimited(t *testing.T) {
 	s := newSite(t)
-	p := s.start(t, s.config(kit.M{"kind": "nftables", "block_after": 3, "block_for": "5m"}, limited()))
+	help := kit.M{"kind": "nftables", "block_after": 3, "block_for": "5m"}
+	t.Run("routes", func(t *testing.T) { limits(t, s.start(t, s.config(help, limited()))) })
+	t.Run("server", func(t *testing.T) {
+		config := s.config(help, limited())
+		apps := config["apps"].(kit.M)
+		u := apps["wayhouse"].(kit.M)["listeners"].(kit.M)["u"].(kit.M)
+		apps["layer4"] = kit.M{"servers": kit.M{"s": kit.M{"listen": kit.A{"wayhouse/u"}, "routes": u["routes"]}}}
+		delete(u, "routes")
+		limits(t, s.start(t, config))
+	})
+}
+
+func limits(t *testing.T, p *kit.Process) {
 	var inside []*caller
 	for i := range 10 {
 		c := call(t, uint32(i+1), later4)
