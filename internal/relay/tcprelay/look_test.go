@@ -312,19 +312,18 @@ func TestLookPanics(t *testing.T) {
 // the end.
 func TestLookMoves(t *testing.T) {
 	const second = 7
-	var r *rig
 	moved := &relay.Path{Listener: "test", Route: second}
 	look := func(o *Opening, seen []byte, final bool) Decision {
 		switch {
-		case o.Path == r.looking && (len(seen) >= 2 || final):
+		case o.Path != moved && (len(seen) >= 2 || final):
 			o.Path, o.Wait = moved, o.Age+time.Hour
 		case o.Path == moved && string(seen) == "hello":
 			return Forward
 		}
 		return Peek
 	}
-	r = newRig(t, []netip.AddrPort{serve(t, echo)}, peeking(100*time.Millisecond, look))
-	moved.Owner = r
+	owned := func(r *rig, _ *Options, _ *sock.Options) { moved.Owner = r }
+	r := newRig(t, []netip.AddrPort{serve(t, echo)}, peeking(100*time.Millisecond, look), owned)
 	c := r.dial()
 	io.WriteString(c, "he")
 	r.waitLooks(2)
