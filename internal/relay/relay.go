@@ -73,7 +73,7 @@ type Counters struct {
 	BytesC2S, BytesS2C     atomic.Uint64
 	PacketsC2S, PacketsS2C atomic.Uint64 // UDP only
 	Dropped                [NumDrops]atomic.Uint64
-	Panics                 atomic.Uint64 // of those whom the worker asks or tells; each has ended its flow
+	Panics                 atomic.Uint64 // of those whom the worker asks or tells
 	_                      [64]byte      // keep two workers off one cache line
 }
 

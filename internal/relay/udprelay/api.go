@@ -38,8 +38,8 @@ const (
 // Acceptor decides about the sessions of an endpoint. Open is called by every
 // worker, concurrently, for a datagram of a client that has no session. It
 // must not block and must not keep o or o.Data. It may call Opening.Way,
-// Endpoint.WriteTo and Opening.Hold, and nothing else of the engine that waits for a worker.
-// A panic in it costs the datagram; a descriptor that is in o.FD
+// Endpoint.WriteTo and Opening.Hold, and nothing else of the engine that waits
+// for a worker. A panic in it costs the datagram; a descriptor that is in o.FD
 // by then is closed.
 type Acceptor interface {
 	Open(o *Opening) Decision
@@ -51,8 +51,8 @@ type Opening struct {
 	Client, Local netip.AddrPort // IPv4-mapped addresses are IPv4 here; no zones
 	Data          []byte         // the first datagram; valid until Open returns
 
-	// Peer has sent the datagram, to Hit, an address of ours. They are Client and Local
-	// unless a header has named others; see HeaderIn.
+	// Peer has sent the datagram, to Hit, an address of ours. They are Client and
+	// Local unless a header has named others; see HeaderIn.
 	Peer, Hit netip.AddrPort
 
 	// From is the path of the client's session when its backend is gone

@@ -147,6 +147,7 @@ func (w *worker) opened() {
 	w.releaseVia(via)
 }
 
+// ask has the acceptor decide about the opening, and does what it says.
 func (w *worker) ask(data []byte) {
 	o := &w.opening
 	if old := o.old; old != 0 {

@@ -92,8 +92,8 @@ func (w *worker) headed(slot uint32, s *session, p []byte, seg int) (rest []byte
 	}
 }
 
-// perMessage is how many bytes one message takes of datagrams of seg bytes, which have size with
-// their heads.
+// perMessage is how many bytes one message takes of datagrams of seg bytes, which
+// have size with their heads.
 func (w *worker) perMessage(seg, size int, gso bool) int {
 	if gso {
 		seg *= max(min(maxSegs, maxBytes/size), 1)

@@ -428,9 +428,9 @@ func answerTooLarge(t *testing.T, bind string) {
 	}
 }
 
-// Whatever two datagrams a trusted socket sends, the acceptor is given the end of each or
-// nothing, of the socket itself or of whom the datagram names; what is known of the socket
-// fits what is kept.
+// FuzzTold has a trusted socket send two datagrams. The acceptor is given the end of each
+// or nothing, of the socket itself or of whom the datagram names; what is known of the
+// socket fits what is kept.
 func FuzzTold(f *testing.F) {
 	for _, a := range [][]byte{nil, []byte("a"), tell(formV2, one, dest, "a"), tell(formV2, six, dest6, ""), tell(formV2, "", "", "a"), tell(formSPP, one, dest, "a"), tell(formSPP, six, dest, "")[:37]} {
 		for _, b := range [][]byte{[]byte("b"), tell(formV2, one, dest, "b"), tell(formV2, two, dest, "b"), tell(formSPP, two, dest, "b")} {
