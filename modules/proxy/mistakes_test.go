@@ -195,7 +195,7 @@ func TestMistakes(t *testing.T) {
 		},
 		"accept_proxy from a placeholder that there is not": {
 			app:  `{` + pool + `, "listeners": {"game": {"bind": ["tcp/:7777"], "accept_proxy": {"from": ["{balancers}"]}, ` + route + `}}}`,
-			want: `listeners.game.accept_proxy.from[0]: `,
+			want: `listeners.game.accept_proxy.from[0]: unrecognized placeholder {balancers}`,
 		},
 		"accept_proxy without time": {
 			app:       `{` + pool + `, "listeners": {"game": {"bind": ["tcp/:7777"], "accept_proxy": {"from": ["10.0.0.1"], "timeout": 0}, ` + route + `}}}`,
@@ -204,7 +204,7 @@ func TestMistakes(t *testing.T) {
 		},
 		"accept_proxy with an option that there is not": {
 			app:       `{` + pool + `, "listeners": {"game": {"bind": ["tcp/:7777"], "accept_proxy": {"from": ["10.0.0.1"], "required": true}, ` + route + `}}}`,
-			want:      `required`,
+			want:      `listeners.game.accept_proxy.required: unknown key; did you mean require?`,
 			caddyfile: cfPool + listener + "tcp/:7777 {\n\t\taccept_proxy 10.0.0.1 {\n\t\t\trequired\n\t\t}\n\t\troute {\n\t\t\tpool lobby\n\t\t}\n\t}\n", wantInFile: `unrecognized option "required" of accept_proxy; did you mean require?`,
 		},
 		"a prefix with bits behind it": {
