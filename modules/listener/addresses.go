@@ -93,8 +93,8 @@ func PortsOf(ctx caddy.Context) []uint16 {
 	return nil
 }
 
-// Met tells the listener that h is loaded by, if it is one of ours, of it. The
-// listener does not see the handlers that those of its routes load.
+// Met makes h known to the listener that it is loaded by, if that is one of ours:
+// a listener does not see the handlers that those of its routes load.
 func Met(ctx caddy.Context, h layer4.NextHandler) {
 	if l, ok := ctx.Value(listenerKey).(*Listener); ok {
 		l.met = append(l.met, h)

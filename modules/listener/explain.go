@@ -101,7 +101,7 @@ const (
 	EndLimit    = "limit"    // a limit is in its way
 	EndFilter   = "filter"   // a filter refuses it
 	EndHeader   = ruleHeader // its PROXY header is missing, wrong or of somebody who is not trusted
-	EndRefused  = "refused"  // the process is stopping
+	EndRefused  = "refused"  // the process is stopping, and the client a stranger
 	EndNetwork  = "network"  // a server on wayhouse/NAME gets it
 	EndError    = "error"    // a matcher fails
 
@@ -110,7 +110,7 @@ const (
 
 // Step is one thing that was looked at. Which fields it has depends on Kind.
 type Step struct {
-	Kind    string `json:"step"` // header, limit, bytes, sniffer, hint, route, handler
+	Kind    string `json:"step"` // header, filter, limit, bytes, sniffer, hint, route, handler
 	Name    string `json:"name,omitempty"`
 	Route   *int   `json:"route,omitempty"`
 	Verdict string `json:"verdict,omitempty"`

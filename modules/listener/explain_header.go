@@ -59,6 +59,7 @@ func (t *trace) datagramHeader(peer netip.AddrPort) bool {
 	return t.headed("", f.said(peer.Addr()))
 }
 
+// headed adds the step, and by a rule the end; it reports whether to go on.
 func (t *trace) headed(rule, reason string) bool {
 	s := Step{Kind: "header", Verdict: "passes", Reason: reason}
 	if rule != "" {

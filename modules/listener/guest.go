@@ -4,6 +4,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -169,6 +170,7 @@ func (t *guests) add(worker int, g *guest) bool {
 	return true
 }
 
+// stranger is one that can make room, among a few; nil: none was found.
 func (p *guestPart) stranger() *guest {
 	for range min(guestTries, len(p.all)) {
 		if g := p.all[rand.IntN(len(p.all))]; g.in.packets.Load() <= 1 {
@@ -267,9 +269,10 @@ func guestFlows(yield func(*relay.Info) bool) {
 func (p *guestPart) list() []*guest {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return append([]*guest(nil), p.all...)
+	return slices.Clone(p.all)
 }
 
+// guestFlow is the guest of that ID as a flow.
 func guestFlow(id relay.ID) (found relay.Info, ok bool) {
 	guestFlows(func(i *relay.Info) bool {
 		if ok = i.ID == id; ok {

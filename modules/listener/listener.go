@@ -303,7 +303,7 @@ func (l *Listener) Validate() error {
 		return fmt.Errorf("%s.%w", l.path, err)
 	}
 	if l.AcceptProxy != nil {
-		if err := l.AcceptProxy.Validate(); err != nil {
+		if err := l.AcceptProxy.validate(); err != nil {
 			return fmt.Errorf("%s.accept_proxy.%w", l.path, err)
 		}
 	}

@@ -32,8 +32,9 @@ import (
 type AcceptProxy struct {
 	// Networks and single addresses of the load balancers that are trusted: what
 	// comes from them begins with a PROXY header, on TCP of version 1 or 2, on UDP
-	// of version 2 or Cloudflare's Simple Proxy Protocol. An IPv6 address that carries an IPv4 address is that address. Placeholders are
-	// replaced at load; one that is not known is refused. At least one is needed.
+	// of version 2 or Cloudflare's Simple Proxy Protocol. An IPv6 address that
+	// carries an IPv4 address is that address. Placeholders are replaced at load;
+	// one that is not known is refused. At least one is needed.
 	From []string `json:"from,omitempty"`
 
 	// Refuse whoever comes without a header that is believed. Otherwise such a
@@ -41,8 +42,8 @@ type AcceptProxy struct {
 	// Default: false.
 	Require bool `json:"require,omitempty"`
 
-	// How long after it arrived a TCP connection may take to send its header. Zero is
-	// refused. Default: 3s.
+	// How long after it arrived a TCP connection may take to send its header. Zero
+	// is refused. Default: 3s.
 	Timeout *caddy.Duration `json:"timeout,omitempty"`
 
 	trusted cidr.Set
@@ -92,8 +93,8 @@ func (a *AcceptProxy) provision(listener string) error {
 	return nil
 }
 
-// Validate checks what provision has left.
-func (a *AcceptProxy) Validate() error {
+// validate checks what provision has left.
+func (a *AcceptProxy) validate() error {
 	if a.timeout <= 0 {
 		return fmt.Errorf("timeout: %v is not above zero; leave it out for %v", a.timeout, defaultHeaderTimeout)
 	}
