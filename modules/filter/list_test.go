@@ -75,6 +75,7 @@ type feed struct {
 }
 
 func newFeed(t *testing.T, answer http.HandlerFunc) *feed {
+	t.Setenv("XDG_DATA_HOME", t.TempDir()) // for what is kept of it
 	f := new(feed)
 	f.answer.Store(&answer)
 	f.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -102,6 +103,7 @@ func again(t *testing.T, url string) error {
 
 // TestFeed starts with a good answer and then gets bad ones.
 func TestFeed(t *testing.T) {
+	elsewhere := newFeed(t, says("198.51.100.1\n"))
 	f := newFeed(t, says("192.0.2.1\n"))
 	c := mustChain(t, `[{"filter": "acl", "urls": ["`+f.URL+`/list?key=secret"]}]`)
 	if f.asked.Load() > 0 {
@@ -113,7 +115,6 @@ func TestFeed(t *testing.T) {
 	if !denied() {
 		t.Fatal("the first answer was not waited for")
 	}
-	elsewhere := newFeed(t, says("198.51.100.1\n"))
 	for name, tc := range map[string]struct {
 		answer http.HandlerFunc
 		want   string

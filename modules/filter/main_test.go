@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"net/netip"
-	"os"
 	"testing"
 
 	"github.com/caddyserver/caddy/v2"
@@ -13,15 +12,7 @@ import (
 	"github.com/wayhouse-proxy/wayhouse/modules/flow"
 )
 
-func TestMain(m *testing.M) {
-	dir, err := os.MkdirTemp("", "filter") // for lists that are kept
-	if err != nil {
-		panic(err)
-	}
-	os.Setenv("XDG_DATA_HOME", dir)
-	defer os.RemoveAll(dir) // not where kit.Main exits
-	kit.Main(m)
-}
+func TestMain(m *testing.M) { kit.Main(m) }
 
 // chain loads filters as a listener of the name of the test would.
 func chain(t testing.TB, filters string) (*Chain, error) {
