@@ -46,7 +46,7 @@ func TestHTTPFaults(t *testing.T) {
 		"half":         {answers(200, good[:9]), "the answer: "},
 		"no JSON":      {answers(200, "<html>"), "the answer: "},
 		"a list":       {answers(200, "["+good+"]"), "the answer: "},
-		"other case":   {answers(200, `{}`), ErrNoPlace.Error()},
+		"no keys":      {answers(200, `{}`), ErrNoPlace.Error()},
 		"no pool":      {answers(200, `{"pool": "nobody"}`), `no pool is named "nobody"`},
 		"a name":       {answers(200, `{"target": "localhost:7777"}`), "is not ip:port"},
 		"admin":        {answers(200, `{"target": "127.0.0.1:2019"}`), "the target 127.0.0.1:2019 is not allowed"},

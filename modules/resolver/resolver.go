@@ -118,7 +118,7 @@ type Cache struct {
 	// all. Failures are not kept. Default: 2s.
 	NegativeTTL *caddy.Duration `json:"negative_ttl,omitempty"`
 
-	// How many answers are kept, at most 1000000. The one unused for longest
+	// How many answers are kept, from 1 to 1000000. The one unused for longest
 	// makes room. Default: 200000.
 	MaxEntries *int `json:"max_entries,omitempty"`
 }

@@ -31,11 +31,12 @@ type Host struct {
 	Dir string `json:"dir,omitempty"`
 
 	// How long a call may take, with making its instance. A call waits as long
-	// again, at most, for others to end. Default: 20ms
+	// again, at most, for others to end. At least 1ms. Default: 20ms.
 	CallTimeout *caddy.Duration `json:"call_timeout,omitempty"`
 
 	// How much memory an instance may have, in bytes or as a string such as
-	// 16MiB. It is rounded down to pages of 64 KiB. Default: 16MiB
+	// 16MiB, at most 4GiB. It is rounded down to pages of 64 KiB; zero is
+	// refused. Default: 16MiB.
 	MaxMemory *Size `json:"max_memory,omitempty"`
 
 	// The modules that may be in the directory, by name. If there are any, a file
