@@ -259,9 +259,8 @@ func TestPoolAndTarget(t *testing.T) {
 	}
 }
 
-// TestOnError has everything that may go wrong meet every mode.
-// A target that is a listener of this process would be one more flow to ask
-// about, and so on without end.
+// TestTargetThatLoops has a service name listeners of this process: such a flow
+// would be one more to ask about, and so on without end.
 func TestTargetThatLoops(t *testing.T) {
 	loops := func(network string) float64 {
 		if network == "udp" {
@@ -297,6 +296,7 @@ func TestTargetThatLoops(t *testing.T) {
 	}
 }
 
+// TestOnError has everything that may go wrong meet every mode.
 func TestOnError(t *testing.T) {
 	redirected := newService(t, `{"pool": "a"}`)
 	for name, tc := range map[string]struct {
