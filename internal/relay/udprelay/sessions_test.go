@@ -295,8 +295,8 @@ func TestManyEndpoints(t *testing.T) {
 	e := startEngine(t, 2)
 	p := newPath(e, echoBackend(t, "127.0.0.1:0"), nil)
 	var eps []*Endpoint
-	for range 1100 {
-		eps = append(eps, listen(t, e, "127.0.0.1:0", forwardTo(p)))
+	for _, addr := range freeAddrs(t, 1100) {
+		eps = append(eps, listen(t, e, addr, forwardTo(p)))
 	}
 	for _, ep := range eps[:50] {
 		roundTrip(t, dial(t, ep.Addr()), []byte("x"))
@@ -313,6 +313,21 @@ func TestManyEndpoints(t *testing.T) {
 		t.Fatal(err)
 	}
 	roundTrip(t, dial(t, again.Addr()), []byte("z"))
+}
+
+// freeAddrs are addresses with a port each. The kernel may choose one port twice
+// for sockets that share theirs, as those of an endpoint do.
+func freeAddrs(t *testing.T, n int) (addrs []string) {
+	t.Helper()
+	for range n {
+		c, err := net.ListenPacket("udp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		addrs = append(addrs, c.LocalAddr().String())
+	}
+	return addrs
 }
 
 func TestListenAfterClose(t *testing.T) {
