@@ -90,9 +90,14 @@ func decode(w http.ResponseWriter, r *http.Request, max int64, v any) error {
 		}
 	}
 	var large *http.MaxBytesError
+	var other *json.UnmarshalTypeError
 	switch {
 	case errors.As(err, &large):
 		return &problem{http.StatusRequestEntityTooLarge, fmt.Sprintf("the body is larger than %d bytes", max)}
+	case errors.As(err, &other) && other.Field == "":
+		return &problem{http.StatusBadRequest, "the body: give a JSON object, not " + other.Value}
+	case errors.As(err, &other):
+		return &problem{http.StatusBadRequest, fmt.Sprintf("the body: %s: want %v, not %s", other.Field, other.Type, other.Value)}
 	case err != nil:
 		return &problem{http.StatusBadRequest, "the body: " + err.Error()}
 	}

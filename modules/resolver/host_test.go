@@ -385,6 +385,7 @@ func TestMistakes(t *testing.T) {
 		`{"resolver": "http", "endpoint": "http://h", "cache": {}}`:                                         "cache.key: none",
 		`{"resolver": "http", "endpoint": "http://h", "cache": {"key": ["src"]}}`:                           `cache.key[0]: "src" is none of src_ip,`,
 		`{"resolver": "http", "endpoint": "http://h", "cache": {"key": ["first_bytes:4:4"]}}`:               `cache.key[0]: "first_bytes:4:4": from byte A up to B`,
+		`{"resolver": "http", "endpoint": "http://h", "cache": {"key": ["src_ip", "sni", "src_ip"]}}`:       "cache.key[2]: src_ip is given twice",
 		`{"resolver": "http", "endpoint": "http://h", "cache": {"key": ["src_ip"], "max_entries": 0}}`:      "cache.max_entries: 0 is not from 1 to 1000000; leave it out for 200000",
 		`{"resolver": "http", "endpoint": "http://h", "cache": {"key": ["src_ip"], "positive_ttl": "-1s"}}`: "cache.positive_ttl: -1s is negative",
 		`{"resolver": "http", "endpoint": "http://h", "allow_targets": ["lan"]}`:                            `allow_targets[0]: "lan" is no network`,

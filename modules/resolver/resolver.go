@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -170,6 +171,9 @@ func (s *Settings) Provision(caddy.Context) error {
 			p, err := parseKeyPart(text)
 			if err != nil {
 				return fmt.Errorf("cache.key[%d]: %w", i, err)
+			}
+			if slices.Contains(s.parts, p) {
+				return fmt.Errorf("cache.key[%d]: %s is given twice", i, text)
 			}
 			s.parts = append(s.parts, p)
 		}

@@ -286,9 +286,17 @@ func TestOverload(t *testing.T) {
 			}
 			level(`{"auto": true}`, `"level":0,"reason":"none"`)
 			dial(t, network, "127.0.0.4", addr).served()
-			for _, body := range []string{`{}`, `{"level": 3}`, `{"level": -1}`, `{"level": 1, "auto": true}`, `{"levels": 1}`} {
-				if status, got := p.Do(http.MethodPost, "/admin/overload", []byte(body)); status != 400 {
-					t.Errorf("%s: %d %s", body, status, got)
+			for body, why := range map[string]string{
+				`{}`:                         "give one of the two",
+				`{"level": 3}`:               "level: 3 is not from 0 to 2",
+				`{"level": -1}`:              "level: -1 is not from 0 to 2",
+				`{"level": "1"}`:             "level: want int, not string",
+				`{"level": 1, "auto": true}`: "give one of the two",
+				`{"levels": 1}`:              `unknown field \"levels\"`,
+				`[]`:                         "give a JSON object, not array",
+			} {
+				if status, got := p.Do(http.MethodPost, "/admin/overload", []byte(body)); status != 400 || !strings.Contains(got, why) {
+					t.Errorf("%s: %d %s, want %s", body, status, got, why)
 				}
 			}
 		})
