@@ -50,6 +50,14 @@ type State struct {
 
 	NoOffload error // why nftables cannot be used by this process
 	GSO, GRO  bool
+	XDP       []XDP
+}
+
+// XDP is a BPF program that has the packets of an interface first.
+type XDP struct {
+	Link string
+	Mode string // as ip has it: xdpdrv, xdpgeneric or xdpoffload
+	ID   int
 }
 
 // Rule is a policy rule.
@@ -90,7 +98,7 @@ type Redirect struct {
 func Check(s *State, n *Needs) []Finding {
 	var found []Finding
 	for _, check := range []func(*State, *Needs) []Finding{
-		capabilities, files, ports, buffers, conntrack, kernelHelp, offloads, addresses, redirection, returnPath, reversePath,
+		capabilities, files, ports, buffers, conntrack, kernelHelp, offloads, programs, addresses, redirection, returnPath, reversePath,
 	} {
 		found = append(found, check(s, n)...)
 	}
@@ -224,6 +232,16 @@ func offloads(s *State, _ *Needs) (found []Finding) {
 	}
 	if !s.GRO {
 		found = append(found, Finding{"offload", Tight, "UDP coalescing (GRO) does not work here: bursts cost more", "unset WAYHOUSE_UDP_OFFLOAD   # or a kernel from 5.0 on"})
+	}
+	return found
+}
+
+func programs(s *State, _ *Needs) (found []Finding) {
+	for _, x := range s.XDP {
+		found = append(found, Finding{
+			"bpf", Tight, fmt.Sprintf("on %s an XDP program (%d) takes packets before the rules and sockets of this host: whom it turns away is counted nowhere here", x.Link, x.ID),
+			fmt.Sprintf("ip link set dev %s %s off   # unless it is meant to be there: bpftool prog show id %d", x.Link, x.Mode, x.ID),
+		})
 	}
 	return found
 }

@@ -95,6 +95,7 @@ func TestCheck(t *testing.T) {
 		"strict reverse path":         {func(s *State, _ *Needs) { s.Sysctls["net.ipv4.conf.eth0.rp_filter"] = "1" }, "return path wrong net.ipv4.conf.eth0.rp_filter"},
 		"strict, nothing transparent": {func(s *State, n *Needs) { s.Sysctls["net.ipv4.conf.eth0.rp_filter"] = "1"; n.Transparent = nil }, ""},
 		"rules unknown":               {func(s *State, _ *Needs) { s.NoFilter = errors.New("no nft") }, "redirection tight no nft"},
+		"an XDP program":              {func(s *State, _ *Needs) { s.XDP = []XDP{{"eth0", "xdpdrv", 12}} }, "bpf tight on eth0 an XDP program (12)"},
 		"no GSO":                      {func(s *State, _ *Needs) { s.GSO = false }, "offload tight GSO"},
 	} {
 		t.Run(name, func(t *testing.T) {

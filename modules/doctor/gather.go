@@ -48,7 +48,29 @@ func Gather() *State {
 	s.filter()
 	s.NoOffload = offload.Usable()
 	s.GSO, s.GRO = udprelay.Offload()
+	s.programs()
 	return s
+}
+
+// programs reads which interfaces have XDP programs.
+func (s *State) programs() {
+	type attached struct {
+		Mode int
+		Prog struct{ ID int }
+	}
+	var links []struct {
+		Ifname string
+		XDP    struct{ Attached []attached }
+	}
+	if ask(&links, "ip", "-j", "link", "show") != nil {
+		return // who has no ip hears of it from the routes
+	}
+	modes := map[int]string{1: "xdpdrv", 2: "xdpgeneric", 3: "xdpoffload"}
+	for _, l := range links {
+		for _, a := range l.XDP.Attached {
+			s.XDP = append(s.XDP, XDP{l.Ifname, cmp.Or(modes[a.Mode], "xdp"), a.Prog.ID})
+		}
+	}
 }
 
 func (s *State) sysctl(name, file string) {

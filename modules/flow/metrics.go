@@ -23,7 +23,7 @@ var (
 	closedTotal    = metrics.Desc("flows_closed_total", "Connections and UDP sessions that have ended, by protocol and reason.", "listener", "proto", "reason")
 	bytesTotal     = metrics.Desc("bytes_total", "Bytes passed on; dir is c2s or s2c.", "listener", "dir")
 	packetsTotal   = metrics.Desc("packets_total", "Datagrams passed on; dir is c2s or s2c.", "listener", "dir")
-	panicsTotal    = metrics.Desc("panics_total", "Panics of matchers, handlers, balancers and filters; each has ended one connection or session.", "listener")
+	panicsTotal    = metrics.Desc("panics_total", "Panics of matchers, handlers, balancers and filters that were contained; the flow that one was about ends.", "listener")
 	droppedTotal   = metrics.Desc("datagrams_dropped_total", "Datagrams not passed on, by reason.", "listener", "reason")
 )
 

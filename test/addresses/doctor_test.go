@@ -6,6 +6,9 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
 
 	kit "github.com/wayhouse-proxy/wayhouse/internal/testkit"
 )
@@ -151,6 +154,39 @@ func TestDoctorTracking(t *testing.T) {
 			w.finds(t, nil)
 		})
 	}
+}
+
+// TestDoctorXDP attaches a program that lets every packet pass.
+func TestDoctorXDP(t *testing.T) {
+	w := newPatient(t)
+	link := -1
+	w.proxy.Do(t, func() {
+		code, license := [2]uint64{0x2_0000_00b7, 0x95}, []byte("GPL\x00") // r0 = XDP_PASS; exit
+		load := struct {
+			kind, n       uint32
+			code, license unsafe.Pointer
+			_             [10]uint32
+		}{unix.BPF_PROG_TYPE_XDP, 2, unsafe.Pointer(&code), unsafe.Pointer(&license[0]), [10]uint32{}}
+		prog := bpf(t, unix.BPF_PROG_LOAD, unsafe.Pointer(&load), unsafe.Sizeof(load))
+		defer unix.Close(prog)
+		create := [4]uint32{uint32(prog), 1, unix.BPF_XDP, unix.XDP_FLAGS_SKB_MODE} // 1 is lo
+		link = bpf(t, unix.BPF_LINK_CREATE, unsafe.Pointer(&create), unsafe.Sizeof(create))
+	})
+	fixes := w.finds(t, nil, "tight bpf: on lo an XDP program (")
+	if len(fixes) == 1 && !strings.HasPrefix(fixes[0], "ip link set dev lo xdpgeneric off ") {
+		t.Errorf("it is mended by %q", fixes[0])
+	}
+	unix.Close(link) // which takes it away, as the command does where it has no link
+	w.finds(t, nil)
+}
+
+func bpf(t *testing.T, command int, attr unsafe.Pointer, size uintptr) (fd int) {
+	t.Helper()
+	n, _, errno := unix.Syscall(unix.SYS_BPF, uintptr(command), uintptr(attr), size)
+	if errno != 0 {
+		kit.Require(t, errno, "right to load BPF programs")
+	}
+	return int(n)
 }
 
 // TestDoctorRules has the same redirection written in other ways, whole and with
