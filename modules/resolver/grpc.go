@@ -3,6 +3,7 @@ package resolver
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"strings"
@@ -11,9 +12,11 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
 
 	resolverv1 "github.com/wayhouse-proxy/wayhouse/modules/resolver/proto"
 )
@@ -123,6 +126,9 @@ func (g *GRPC) Resolve(ctx context.Context, r *Request) (Answer, error) {
 		Listener: r.Listener, Src: r.Client.String(), Dst: r.Dst(),
 		Sni: utf8(r.SNI), FirstBytes: r.FirstBytes, RoutingKey: utf8(r.RoutingKey),
 	})
+	if status.Code(err) == codes.DeadlineExceeded { // as the service may tell before our own time is over
+		return Answer{}, fmt.Errorf("%w: %w", context.DeadlineExceeded, err)
+	}
 	if err != nil {
 		return Answer{}, err
 	}

@@ -224,7 +224,7 @@ func (h *Host) ask(r *Request) (Answer, error) {
 			return a, nil
 		}
 		h.counts.requests[resultError].Inc()
-	case ctx.Err() != nil:
+	case ctx.Err() != nil, errors.Is(err, context.DeadlineExceeded):
 		h.counts.requests[resultTimeout].Inc()
 	default:
 		h.counts.requests[resultError].Inc()

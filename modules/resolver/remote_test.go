@@ -245,6 +245,8 @@ func TestGRPCFaults(t *testing.T) {
 			return &resolverv1.ResolveResponse{Pool: strings.Repeat("x", 65<<10)}, nil
 		case "error":
 			return nil, status.Error(codes.Internal, "no")
+		case "late":
+			return nil, status.Error(codes.DeadlineExceeded, "it took me too long")
 		case "empty":
 			return &resolverv1.ResolveResponse{}, nil
 		case "target":
@@ -266,6 +268,10 @@ func TestGRPCFaults(t *testing.T) {
 		}
 	}
 	wantCounts(t, h, [numResults]int{0, 1, 0, 3}, [numFound]int{})
+	if ask("late") == nil {
+		t.Error("an answer of a service whose time was over")
+	}
+	wantCounts(t, h, [numResults]int{0, 1, 1, 3}, [numFound]int{})
 	if err := ask(""); err != nil {
 		t.Errorf("after the faults: %v", err)
 	}

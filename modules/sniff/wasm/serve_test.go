@@ -34,14 +34,15 @@ func named(t *testing.T, name string) string {
 	return c.LocalAddr().String()
 }
 
-// ask sends one datagram from a socket of its own and tells who has answered.
+// ask sends one datagram from a socket of its own and tells who has answered. The
+// socket stays, so that no other has its port, and with that its session.
 func ask(t *testing.T, addr, text string) string {
 	t.Helper()
 	c, err := net.Dial("udp", addr)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer c.Close()
+	t.Cleanup(func() { c.Close() })
 	if _, err := c.Write([]byte(text)); err != nil {
 		t.Fatal(err)
 	}
