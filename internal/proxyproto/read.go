@@ -19,6 +19,12 @@ type Header struct {
 	SPP    bool           // …by Cloudflare's header, which answers begin with too
 }
 
+// Names reports whether the header names a client that there can be.
+func (h *Header) Names() bool {
+	a := h.Client.Addr()
+	return a.IsValid() && !a.IsUnspecified() && !a.IsMulticast()
+}
+
 // The errors. Every other one is of a header that is wrong.
 var (
 	ErrNone  = errors.New("no header")          // the bytes begin with something else

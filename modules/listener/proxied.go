@@ -165,10 +165,10 @@ type headed struct {
 // An address of ours that the peer does not know stays the one it has come to,
 // but where answers have to tell the same.
 func (f *headed) from(h proxyproto.Header) bool {
-	switch a := h.Client.Addr(); {
-	case !a.IsValid():
+	switch {
+	case !h.Client.IsValid():
 		return true
-	case a.IsUnspecified(), a.IsMulticast():
+	case !h.Names():
 		return false
 	}
 	f.client, f.told = h.Client, toldClient

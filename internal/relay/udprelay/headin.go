@@ -73,7 +73,7 @@ func (w *worker) told(h *HeaderIn, so *socket, i uint32, wire *key, p []byte) {
 	case err == proxyproto.ErrNone && !h.Require, err == nil && !hd.SPP && !hd.Client.IsValid():
 		w.flushUp()
 		w.open(so, wire, hash, 0, p[n:], looked)
-	case err != nil || !usable(&hd):
+	case err != nil || !hd.Names():
 		w.misled(h, so, wire)
 	case hd.SPP:
 		w.flushUp() // whose callbacks may panic, and nobody holds the via yet
@@ -84,12 +84,6 @@ func (w *worker) told(h *HeaderIn, so *socket, i uint32, wire *key, p []byte) {
 		w.vias[i].id = identity(&hd, so, wire, i)
 		w.openBy(so, i, p[n:])
 	}
-}
-
-// usable reports whether the header names somebody that there can be.
-func usable(h *proxyproto.Header) bool {
-	a := h.Client.Addr()
-	return a.IsValid() && !a.IsUnspecified() && !a.IsMulticast()
 }
 
 // identity is the key of the session that a header tells of.
@@ -108,7 +102,7 @@ func identity(h *proxyproto.Header, so *socket, wire *key, via uint32) key {
 // toldSPP is for a socket that has begun with SPP, or does now.
 func (w *worker) toldSPP(h *HeaderIn, so *socket, i uint32, wire *key, p []byte) {
 	hd, n, err := proxyproto.ReadDatagram(p)
-	if err == nil && hd.SPP && usable(&hd) {
+	if err == nil && hd.SPP && hd.Names() {
 		id := identity(&hd, so, wire, i)
 		in := &w.in
 		if s := w.slab.get(in.slot, in.gen); s != nil && s.key == id && s.flags&rehome == 0 {
@@ -139,7 +133,7 @@ func (w *worker) toldAgain(h *HeaderIn, so *socket, i uint32, p []byte) {
 	hd, n, err := proxyproto.ReadV2UDP(p)
 	switch {
 	case err == proxyproto.ErrNone:
-	case err != nil || !usable(&hd):
+	case err != nil || !hd.Names():
 		w.misledBy(h, so, i)
 		return
 	default:
