@@ -87,34 +87,47 @@ type packetConn struct {
 // ReadFrom implements net.PacketConn.
 func (p *packetConn) ReadFrom(b []byte) (int, net.Addr, error) {
 	for {
-		p.mu.Lock()
-		deadline := p.deadline
-		if p.changed == nil {
-			p.changed = make(chan struct{})
-		}
-		changed := p.changed
-		p.mu.Unlock()
-		var expired <-chan time.Time
-		if !deadline.IsZero() {
-			t := time.NewTimer(time.Until(deadline))
-			defer t.Stop()
-			expired = t.C
-		}
-		select {
-		case d := <-p.grams:
-			if p.isClosed() {
-				p.passOn(d)
-				return 0, nil, net.ErrClosed
-			}
+		d, again, err := p.next()
+		switch {
+		case err != nil:
+			return 0, nil, err
+		case !again:
 			n := copy(b, *d.data)
 			gramBuffers.Put(d.data)
 			return n, d.from, nil
-		case <-p.closed:
-			return 0, nil, net.ErrClosed
-		case <-expired:
-			return 0, nil, os.ErrDeadlineExceeded
-		case <-changed:
 		}
+	}
+}
+
+// next waits for a datagram, by the deadline there is now. again is set when
+// that is another one meanwhile.
+func (p *packetConn) next() (d datagram, again bool, err error) {
+	p.mu.Lock()
+	deadline := p.deadline
+	if p.changed == nil {
+		p.changed = make(chan struct{})
+	}
+	changed := p.changed
+	p.mu.Unlock()
+	var expired <-chan time.Time
+	if !deadline.IsZero() {
+		t := time.NewTimer(time.Until(deadline))
+		defer t.Stop()
+		expired = t.C
+	}
+	select {
+	case d = <-p.grams:
+		if p.isClosed() {
+			p.passOn(d)
+			return datagram{}, false, net.ErrClosed
+		}
+		return d, false, nil
+	case <-p.closed:
+		return datagram{}, false, net.ErrClosed
+	case <-expired:
+		return datagram{}, false, os.ErrDeadlineExceeded
+	case <-changed:
+		return datagram{}, true, nil
 	}
 }
 
