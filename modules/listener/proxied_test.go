@@ -52,10 +52,14 @@ func behind(backend, proxied, extra, match string) string {
 }
 
 // dialFrom connects from one of the addresses of loopback.
-func dialFrom(t *testing.T, ip, to string) net.Conn {
+func dialFrom(t *testing.T, network, ip, to string) net.Conn {
 	t.Helper()
-	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(ip)}}
-	c, err := d.Dial("tcp", to)
+	from := netip.AddrPortFrom(netip.MustParseAddr(ip), 0)
+	d := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(from)}
+	if network == "udp" {
+		d.LocalAddr = net.UDPAddrFromAddrPort(from)
+	}
+	c, err := d.Dial(network, to)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -107,7 +111,7 @@ func TestHeaderIn(t *testing.T) {
 					})
 				}
 				for _, cut := range cuts {
-					c := dialFrom(t, "127.0.0.2", addr(t, "l"))
+					c := dialFrom(t, "tcp", "127.0.0.2", addr(t, "l"))
 					send(t, c, all[:cut])
 					testkit.Eventually(t, "the connection", func() bool { return len(flows()) == 1 })
 					flows() // the worker has seen the first piece by now
@@ -198,7 +202,7 @@ func TestHeaderRefused(t *testing.T) {
 					return n
 				}
 				refused, believed := rule(), count()
-				c := dialFrom(t, tc.from, addr(t, "l"))
+				c := dialFrom(t, "tcp", tc.from, addr(t, "l"))
 				io.WriteString(c, tc.send) // who is refused may be reset by now
 				if tc.end {
 					c.(*net.TCPConn).CloseWrite()
@@ -229,7 +233,7 @@ func TestHeaderInTime(t *testing.T) {
 	t.Run("dripped", func(t *testing.T) {
 		load(t, behind(greeter(t, "yes:"), `, "timeout": "200ms"`, ``, `{}`))
 		refused := testutil.ToFloat64(flow.ListenerOf("l").Rule("proxy_header").Counter())
-		c := dialFrom(t, "127.0.0.2", addr(t, "l"))
+		c := dialFrom(t, "tcp", "127.0.0.2", addr(t, "l"))
 		for i := 0; i < len(head)-1; i++ {
 			if _, err := io.WriteString(c, head[i:i+1]); err != nil {
 				break
@@ -248,7 +252,7 @@ func TestHeaderInTime(t *testing.T) {
 			"goroutine": {`{"http": []}`, "GET / HT", "TP/1.0\r\n\r\n"},
 		} {
 			load(t, behind(greeter(t, "yes:"), `, "timeout": "1h"`, peek, tc.match))
-			c := dialFrom(t, "127.0.0.2", addr(t, "l"))
+			c := dialFrom(t, "tcp", "127.0.0.2", addr(t, "l"))
 			testkit.Eventually(t, "a wait that peek.timeout would have ended", func() bool {
 				f := flows()
 				return len(f) == 1 && f[0].Age > 2100*time.Millisecond
@@ -258,7 +262,7 @@ func TestHeaderInTime(t *testing.T) {
 			send(t, c, tc.rest)
 			expect(t, c, "yes:"+tc.first+tc.rest)
 			c.Close()
-			c = dialFrom(t, "127.0.0.2", addr(t, "l"))
+			c = dialFrom(t, "tcp", "127.0.0.2", addr(t, "l"))
 			send(t, c, head+tc.first)
 			expectClosed(t, c) // by peek.timeout
 			if t.Failed() {
@@ -312,7 +316,7 @@ func TestHeaderIsSeen(t *testing.T) {
 				}
 				others := func(served bool) {
 					t.Helper()
-					c := dialFrom(t, "127.0.0.2", addr(t, "l"))
+					c := dialFrom(t, "tcp", "127.0.0.2", addr(t, "l"))
 					send(t, c, told(proxyproto.V1, other, other)+"x")
 					if served {
 						expect(t, c, "yes:x")
@@ -322,7 +326,7 @@ func TestHeaderIsSeen(t *testing.T) {
 				}
 				ours := func(served bool) {
 					t.Helper()
-					c := dialFrom(t, "127.0.0.2", addr(t, "l"))
+					c := dialFrom(t, "tcp", "127.0.0.2", addr(t, "l"))
 					send(t, c, head+"x")
 					if served {
 						expect(t, c, "yes:x")
@@ -359,10 +363,10 @@ func TestHeaderHolds(t *testing.T) {
 		t.Helper()
 		testkit.Settles(t, "the number of flows", n, func() int64 { return l.Conns.Load() })
 	}
-	first, second := dialFrom(t, "127.0.0.2", addr(t, "l")), dialFrom(t, "127.0.0.2", addr(t, "l"))
+	first, second := dialFrom(t, "tcp", "127.0.0.2", addr(t, "l")), dialFrom(t, "tcp", "127.0.0.2", addr(t, "l"))
 	live(2)
 	full := testutil.ToFloat64(l.Rule("max_conn").Counter())
-	expectClosed(t, dialFrom(t, "127.0.0.2", addr(t, "l")))
+	expectClosed(t, dialFrom(t, "tcp", "127.0.0.2", addr(t, "l")))
 	if n := testutil.ToFloat64(l.Rule("max_conn").Counter()) - full; n != 1 {
 		t.Errorf("%v are counted under max_conn", n)
 	}
@@ -371,7 +375,7 @@ func TestHeaderHolds(t *testing.T) {
 	send(t, second, told(proxyproto.V1, client4, local4)+"x") // one too many of the client
 	expectClosed(t, second)
 	live(1)
-	second = dialFrom(t, "127.0.0.2", addr(t, "l"))
+	second = dialFrom(t, "tcp", "127.0.0.2", addr(t, "l"))
 	live(2)
 	for _, i := range flows() {
 		if i.Client.String() != second.LocalAddr().String() {
@@ -402,7 +406,7 @@ func TestHeaderPanics(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			load(t, behind(greeter(t, "yes:"), ``, tc.options, tc.match))
-			c := dialFrom(t, "127.0.0.2", addr(t, "l"))
+			c := dialFrom(t, "tcp", "127.0.0.2", addr(t, "l"))
 			send(t, c, told(proxyproto.V1, client4, local4)+"panic")
 			expectClosed(t, c)
 			testkit.Settles(t, "the number of flows", 0, func() int64 { return flow.ListenerOf("l").Conns.Load() })
@@ -422,7 +426,7 @@ func TestHeaderForServers(t *testing.T) {
 	for name, head := range map[string]string{"v1": told(proxyproto.V1, client4, local4), "v2": told(proxyproto.V2, client6, local6), "own": "PROXY UNKNOWN\r\n", "none": ""} {
 		var c net.Conn
 		client := &http.Client{Timeout: testkit.Long, Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(context.Context, string, string) (net.Conn, error) {
-			c = dialFrom(t, "127.0.0.2", addr(t, "l"))
+			c = dialFrom(t, "tcp", "127.0.0.2", addr(t, "l"))
 			_, err := io.WriteString(c, head)
 			return c, err
 		}}}
@@ -457,11 +461,11 @@ func TestHeaderOverReloads(t *testing.T) {
 	at := fmt.Sprintf("127.0.0.1:%d", port)
 	head := told(proxyproto.V1, client4, local4)
 	load(t, config(``))
-	plain := dialFrom(t, "127.0.0.2", at)
+	plain := dialFrom(t, "tcp", "127.0.0.2", at)
 	send(t, plain, head)
 	expect(t, plain, "yes:"+head) // payload
 	load(t, config(on))
-	headed, waits := dialFrom(t, "127.0.0.2", at), dialFrom(t, "127.0.0.2", at)
+	headed, waits := dialFrom(t, "tcp", "127.0.0.2", at), dialFrom(t, "tcp", "127.0.0.2", at)
 	send(t, headed, head+"x")
 	expect(t, headed, "yes:x")
 	send(t, waits, head[:9])
@@ -483,7 +487,7 @@ func TestHeaderOverReloads(t *testing.T) {
 // a header tells end, as others do, when their listener is gone.
 func TestHeaderedGoWithTheirAddress(t *testing.T) {
 	load(t, `{"shutdown_grace": "100ms", `+behind(greeter(t, "yes:"), ``, ``, `{}`)[1:])
-	c := dialFrom(t, "127.0.0.2", addr(t, "l"))
+	c := dialFrom(t, "tcp", "127.0.0.2", addr(t, "l"))
 	send(t, c, told(proxyproto.V1, client4, local4)+"x")
 	expect(t, c, "yes:x")
 	load(t, `{"shutdown_grace": "100ms", "listeners": {"other": `+listener("tcp/127.0.0.1:0", ``, `"routes": [{"handle": [{"handler": "echo"}]}]`)+`}}`)

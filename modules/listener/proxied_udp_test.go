@@ -52,18 +52,6 @@ func behindUDP(t *testing.T, backend, proxied, extra, match string) string {
 	return `{"shutdown_grace": "0s", ` + strings.Replace(behind(backend, proxied, extra, match), "tcp/127.0.0.1:0", at, 1)[1:]
 }
 
-func dialUDPFrom(t *testing.T, ip, to string) net.Conn {
-	t.Helper()
-	d := net.Dialer{LocalAddr: &net.UDPAddr{IP: net.ParseIP(ip)}}
-	c, err := d.Dial("udp", to)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { c.Close() })
-	c.SetDeadline(time.Now().Add(testkit.Long))
-	return c
-}
-
 // noAnswer wants none, to what has been dealt with by now.
 func noAnswer(t *testing.T, c net.Conn) {
 	t.Helper()
@@ -128,7 +116,7 @@ func TestDatagramHeaderIn(t *testing.T) {
 					return n
 				}
 				before, dropped := count(), headerDrops()
-				c := dialUDPFrom(t, tc.from, addr(t, "l"))
+				c := dialFrom(t, "udp", tc.from, addr(t, "l"))
 				send(t, c, tc.head+"hello")
 				if tc.dropped {
 					testkit.Settles(t, "what is dropped", dropped+1, headerDrops)
@@ -184,9 +172,9 @@ func TestDatagramHeaderIsSeen(t *testing.T) {
 					match = `{}`
 				}
 				load(t, behindUDP(t, answering(t), ``, tc.options, match))
-				c := dialUDPFrom(t, "127.0.0.2", addr(t, "l"))
+				c := dialFrom(t, "udp", "127.0.0.2", addr(t, "l"))
 				if tc.rule == "rate_ip" { // whose one is spent by another session
-					spent := dialUDPFrom(t, "127.0.0.2", addr(t, "l"))
+					spent := dialFrom(t, "udp", "127.0.0.2", addr(t, "l"))
 					send(t, spent, told(proxyproto.SPP, "203.0.113.7:9", local4)+"x")
 					expect(t, spent, told(proxyproto.SPP, "203.0.113.7:9", local4)+"yes:x")
 				}
@@ -200,7 +188,7 @@ func TestDatagramHeaderIsSeen(t *testing.T) {
 				send(t, c, head+"x")
 				other := told(proxyproto.SPP, "198.18.0.9:1", "192.0.2.1:1")
 				if !strings.HasPrefix(notation, "spp") { // one socket is of one kind
-					c = dialUDPFrom(t, "127.0.0.2", addr(t, "l"))
+					c = dialFrom(t, "udp", "127.0.0.2", addr(t, "l"))
 				}
 				send(t, c, other+"x")
 				expect(t, c, other+"yes:x") // and nothing before it
@@ -227,11 +215,11 @@ func TestDatagramHeaderInPrefix(t *testing.T) {
 	}
 	before := outside()
 	for hit, inside := range map[string]bool{"127.1.0.1": true, "127.2.0.1": false} {
-		c := dialUDPFrom(t, "127.0.0.2", net.JoinHostPort(hit, port))
+		c := dialFrom(t, "udp", "127.0.0.2", net.JoinHostPort(hit, port))
 		send(t, c, told(proxyproto.V2UDP, client4, "127.1.0.9:1")+"x")
 		if inside {
 			expect(t, c, "yes:x")
-			d := dialUDPFrom(t, "127.0.0.2", net.JoinHostPort(hit, port))
+			d := dialFrom(t, "udp", "127.0.0.2", net.JoinHostPort(hit, port))
 			send(t, d, told(proxyproto.V2UDP, client4, local4)+"x")
 			expect(t, d, "yes:x")
 		} else {
@@ -247,7 +235,7 @@ func TestDatagramHeaderForServers(t *testing.T) {
 	pc := listenOn(t, "l").(net.PacketConn)
 	defer pc.Close()
 	for _, v := range []proxyproto.Version{proxyproto.V2UDP, proxyproto.SPP} {
-		c := dialUDPFrom(t, "127.0.0.2", addr(t, "l"))
+		c := dialFrom(t, "udp", "127.0.0.2", addr(t, "l"))
 		head := told(v, client4, local4)
 		send(t, c, head+"hello")
 		buf := make([]byte, 2048)
@@ -281,18 +269,18 @@ func TestDatagramHeaderOverReloads(t *testing.T) {
 		expect(t, c, "yes:"+want)
 	}
 	load(t, config(``))
-	plain := dialUDPFrom(t, "127.0.0.2", at)
+	plain := dialFrom(t, "udp", "127.0.0.2", at)
 	ask(plain, head+"x", head+"x")
 	load(t, config(on))
-	headed := dialUDPFrom(t, "127.0.0.2", at)
+	headed := dialFrom(t, "udp", "127.0.0.2", at)
 	ask(headed, head+"x", "x")
 	ask(plain, head+"x", head+"x")
 	load(t, config(``))
 	ask(headed, head+"y", "y")
-	late := dialUDPFrom(t, "127.0.0.2", at)
+	late := dialFrom(t, "udp", "127.0.0.2", at)
 	ask(late, head+"x", head+"x")
 	load(t, config(strings.Replace(on, "127.0.0.2", "127.0.0.3", 1)))
-	ask(dialUDPFrom(t, "127.0.0.3", at), head+"x", "x")
+	ask(dialFrom(t, "udp", "127.0.0.3", at), head+"x", "x")
 	for _, c := range []net.Conn{plain, headed, late} {
 		ask(c, "still", "still")
 	}
