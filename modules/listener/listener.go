@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 	"sync/atomic"
@@ -20,10 +19,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/wayhouse-proxy/wayhouse/internal/cidr"
-	"github.com/wayhouse-proxy/wayhouse/internal/relay"
-	"github.com/wayhouse-proxy/wayhouse/internal/relay/tcprelay"
-	"github.com/wayhouse-proxy/wayhouse/internal/relay/udprelay"
-	"github.com/wayhouse-proxy/wayhouse/internal/suggest"
 	"github.com/wayhouse-proxy/wayhouse/modules/filter"
 	"github.com/wayhouse-proxy/wayhouse/modules/flow"
 	"github.com/wayhouse-proxy/wayhouse/modules/overload"
@@ -121,26 +116,6 @@ type Peek struct {
 	// routes after that one. A client that has sent nothing always goes on to
 	// the routes that need no bytes. Default: refuse.
 	OnUndecided string `json:"on_undecided,omitempty"`
-}
-
-// Route is a caddy-l4 route.
-type Route struct {
-	// Sets of matchers: all of one set must match. Without any, every
-	// connection and session matches.
-	MatcherSetsRaw []caddy.ModuleMap `json:"match,omitempty" caddy:"namespace=layer4.matchers"`
-
-	// What to do, in order.
-	HandlersRaw []json.RawMessage `json:"handle,omitempty" caddy:"namespace=layer4.handlers inline_key=handler"`
-
-	sets     [][]asked
-	handlers []layer4.NextHandler
-	native   Forwarder // the only handler, where it can take flows from the engines
-	rejects  bool      // the only handler is a Rejecter
-	decider  Decider   // the only handler, where it names a Forwarder for each flow
-
-	byAddr   bool            // every matcher is an AddrMatcher
-	addrSets [][]AddrMatcher // the sets, when byAddr
-	prompt   bool            // no matcher may block: a worker may ask them
 }
 
 // Limits bound the whole process. Zero is no bound.
@@ -342,99 +317,6 @@ const (
 	onUndecidedNext   = "next"
 )
 
-func (r *Route) provision(ctx caddy.Context) error {
-	if err := r.namesKnown(); err != nil {
-		return err
-	}
-	raw := slices.Clone(r.MatcherSetsRaw) // loading them lets go of it
-	mods, err := ctx.LoadModule(r, "MatcherSetsRaw")
-	if err != nil {
-		return fmt.Errorf("match: %w", err)
-	}
-	var sets layer4.MatcherSets
-	if err := sets.FromInterface(mods); err != nil {
-		return fmt.Errorf("match: %w", err)
-	}
-	for _, set := range sets {
-		var all []asked
-		for _, m := range set {
-			all = append(all, newAsked(m))
-		}
-		r.sets = append(r.sets, all)
-	}
-	r.prompt = promptSets(raw, true)
-	r.addrSets, r.byAddr = addrSets(sets)
-	mods, err = ctx.LoadModule(r, "HandlersRaw")
-	if err != nil {
-		return fmt.Errorf("handle: %w", err)
-	}
-	for i, mod := range mods.([]any) {
-		h, ok := mod.(layer4.NextHandler)
-		if !ok {
-			return fmt.Errorf("handle[%d]: %T is no layer-4 handler", i, mod)
-		}
-		r.handlers = append(r.handlers, h)
-	}
-	if len(r.handlers) == 0 {
-		return errors.New("handle: nothing to do: name a handler, as in {\"handler\": \"pool\", \"pool\": \"NAME\"}")
-	}
-	if len(r.handlers) == 1 {
-		r.native, _ = r.handlers[0].(Forwarder)
-		_, r.rejects = r.handlers[0].(Rejecter)
-		r.decider, _ = r.handlers[0].(Decider)
-	}
-	return nil
-}
-
-// namesKnown refuses matchers and handlers that there are not, and says which
-// there are.
-func (r *Route) namesKnown() error {
-	for i, set := range r.MatcherSetsRaw {
-		for _, name := range slices.Sorted(maps.Keys(set)) {
-			if _, err := caddy.GetModule("layer4.matchers." + name); err != nil {
-				return fmt.Errorf("match[%d].%s: there is no layer4.matchers.%s; %s", i, name, name, suggest.Module("layer4.matchers", name))
-			}
-		}
-	}
-	for i, raw := range r.HandlersRaw {
-		var h struct{ Handler string }
-		if json.Unmarshal(raw, &h) != nil || h.Handler == "" {
-			continue // loading it says what is wrong
-		}
-		if _, err := caddy.GetModule("layer4.handlers." + h.Handler); err != nil {
-			return fmt.Errorf("handle[%d].handler: there is no layer4.handlers.%s; %s", i, h.Handler, suggest.Module("layer4.handlers", h.Handler))
-		}
-	}
-	return nil
-}
-
-// addrSets are the sets as AddrMatchers, if that is what all of them are.
-func addrSets(sets layer4.MatcherSets) ([][]AddrMatcher, bool) {
-	all := make([][]AddrMatcher, 0, len(sets))
-	for _, set := range sets {
-		as := make([]AddrMatcher, 0, len(set))
-		for _, m := range set {
-			a, ok := m.(AddrMatcher)
-			if !ok {
-				return nil, false
-			}
-			as = append(as, a)
-		}
-		all = append(all, as)
-	}
-	return all, true
-}
-
-// matchAddr is match for a route that is decided by addresses.
-func (r *Route) matchAddr(client, local netip.AddrPort) bool {
-	for _, set := range r.addrSets {
-		if !slices.ContainsFunc(set, func(m AddrMatcher) bool { return !m.MatchAddr(client, local) }) {
-			return true
-		}
-	}
-	return len(r.addrSets) == 0
-}
-
 // plan is the sniffers that the routes ask, in order.
 func (l *Listener) plan() (p sniff.Plan) {
 	for _, r := range l.Routes {
@@ -445,17 +327,6 @@ func (l *Listener) plan() (p sniff.Plan) {
 		}
 	}
 	return p
-}
-
-// asksSniffers reports whether a matcher asks a sniffer.
-func (r *Route) asksSniffers() bool {
-	return slices.ContainsFunc(r.sets, func(set []asked) bool {
-		return slices.ContainsFunc(set, func(a asked) bool {
-			var p sniff.Plan
-			p.Add(a.matcher())
-			return len(p) > 0
-		})
-	})
 }
 
 // Handlers are the handlers of the listener's routes and those that it has Met
@@ -570,89 +441,6 @@ func (l *Listener) giveBack() error {
 
 // Refuse makes the listener turn away every new flow; the process is ending.
 func (l *Listener) Refuse() { l.view.refusing.Store(true) }
-
-// Forwarder is a handler that takes flows straight from the engines, without a
-// layer4.Connection. ForwardUDP and the dialer are called from the engines'
-// workers, many at a time, and must not block. The listener has counted the
-// flow in. Of one that is forwarded the path's Owner calls Place.Stats.Closed
-// at its end, and the dialer's GaveUp calls Place.Stats.Abandoned; of one that
-// ForwardUDP refuses the listener gives the count back.
-type Forwarder interface {
-	layer4.NextHandler
-
-	// ForwardUDP decides about a new session: it sets the opening's path and
-	// socket, or the reason to drop the datagram.
-	ForwardUDP(o *udprelay.Opening, at *Place) udprelay.Decision
-
-	// TCPDialer is the dialer for all connections of a place. It is called once
-	// for each.
-	TCPDialer(at *Place) tcprelay.Dialer
-}
-
-// Rejecter is a Forwarder that takes no flow. The listener closes a connection
-// of its route, and counts both that and the datagrams as rejected by a route.
-type Rejecter interface {
-	Forwarder
-	Rejects()
-}
-
-// AddrMatcher is a matcher that needs no bytes. Routes of such matchers alone
-// are decided on the worker that accepted the flow.
-type AddrMatcher interface {
-	layer4.ConnMatcher
-
-	// MatchAddr reports whether a flow between the two addresses matches. It is
-	// called from the engines' workers, many at a time, and must not block.
-	// IPv4-mapped addresses are IPv4.
-	MatchAddr(client, local netip.AddrPort) bool
-}
-
-// FlowMatcher is a matcher of first bytes that needs no layer4.Connection to
-// look at them, so that a worker can ask it at no cost.
-type FlowMatcher interface {
-	layer4.ConnMatcher
-
-	// MatchFlow is Match for what a listener has of a flow: what there is to see
-	// and the two addresses, of which IPv4-mapped ones are IPv4. Like Match it
-	// returns layer4.ErrConsumedAllPrefetchedBytes while more bytes may decide. It
-	// is called from the engines' workers, many at a time, and must not block.
-	MatchFlow(f *sniff.Flow, client, local netip.AddrPort) (bool, error)
-}
-
-// AddrDecider is a Decider that knows at once, by the addresses.
-type AddrDecider interface {
-	Decider
-
-	// DecideAddr is called instead of Decide, from the engines' workers too, and
-	// must not block. Without a Forwarder the flow goes on to the next route.
-	DecideAddr(client, local netip.AddrPort, listener string) Forwarder
-}
-
-// Decider is a handler that names a Forwarder for each flow, such as one that
-// asks somebody. As the only handler of a route its flows stay where they are
-// meanwhile: the bytes of a connection in its socket, the datagrams of a
-// session within the limits of pending ones.
-type Decider interface {
-	layer4.NextHandler
-
-	// Decide is called in the flow's goroutine, many at a time, and may block for
-	// as long as the flow may wait. cx has the first bytes seen so far; they must
-	// not be read. Without a Forwarder the flow goes on to the next route; with
-	// an error it ends, counted as no_route. With
-	// layer4.ErrConsumedAllPrefetchedBytes it is called again when there are more
-	// bytes, but not after final: then none will be waited for.
-	Decide(cx *layer4.Connection, c Conn, final bool) (Forwarder, error)
-}
-
-// Place is where in the config a flow is handled.
-type Place struct {
-	Listener string
-	Route    int
-	Stats    *flow.Listener
-	Counters []relay.Counters // one for each worker
-
-	Transparent bool // sockets to backends have the client's address and port
-}
 
 // checkName keeps names usable in network addresses, paths and metrics.
 func checkName(name string) error {
