@@ -59,9 +59,9 @@ func TestProxied(t *testing.T) {
 	l := kit.With(kit.ToPool("many", "tcp/"+addr), kit.M{
 		"accept_proxy": kit.M{"from": kit.A{balancer}, "require": true},
 		"route_hint":   true,
-		"filters":      kit.A{kit.M{"filter": "acl", "deny": kit.A{"192.0.2.0/24"}}},
+		"filters":      kit.A{kit.M{"filter": "acl", "deny": kit.A{"192.0.2.0/24"}}, kit.M{"filter": "geo", "deny": kit.A{"DE"}}},
 	})
-	p := kit.Start(t, kit.App(kit.M{"l": l}, pools), kit.Options{})
+	p := kit.Start(t, kit.App(kit.M{"l": l}, pools, kit.M{"geo_db": countries(t, "100.64.0.0/16", "DE")}), kit.Options{})
 
 	type session struct{ Peer, Local, Backend string }
 	sessions := func(src string) (list []session) {
@@ -111,6 +111,10 @@ func TestProxied(t *testing.T) {
 	denied.silence()
 	if n := refusals(p, "l", "acl"); n != 1 || !strings.Contains(p.Log(), `"remote":"192.0.2.7:7"`) {
 		t.Errorf("%v are counted as refused by acl, and the log is %s", n, p.Log())
+	}
+	headed(t, "100.64.7.7:7", addr).silence()
+	if n := refusals(p, "l", "geo"); n != 1 || !strings.Contains(p.Log(), `"remote":"100.64.7.7:7"`) {
+		t.Errorf("%v are counted as refused by geo, and the log is %s", n, p.Log())
 	}
 	dial(t, "tcp", "127.0.0.3", addr).silence()
 	if n := refusals(p, "l", "proxy_header"); n != 1 || !strings.Contains(p.Log(), `"rule":"proxy_header"`) {

@@ -1,8 +1,10 @@
 package admission
 
 import (
+	"encoding/json"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -28,6 +30,8 @@ type refusal struct {
 	counted  func(kit.Metrics) float64
 	unlogged bool
 	wild     bool // it is about an address that a wildcard has
+
+	target func(addr string) string // what a resolver names, by the listener's address
 }
 
 func set(level string) func(*testing.T, *kit.Process) {
@@ -54,26 +58,30 @@ func refusalsOf(t *testing.T) map[string]refusal {
 		t.Fatal(err)
 	}
 	return map[string]refusal{
-		"acl":               {listener: filters(kit.M{"filter": "acl", "deny": []string{"127.0.0.0/8"}})},
-		"geo":               {listener: filters(kit.M{"filter": "geo", "deny": []string{"DE"}}), app: kit.M{"geo_db": countries(t, "127.0.0.0/8", "DE")}},
-		"rate_ip":           {listener: filters(kit.M{"filter": "rate_limit", "per_ip": kit.M{"rate": 1, "burst": 2}}), before: 2},
-		"rate_net":          {listener: filters(kit.M{"filter": "rate_limit", "per_net": kit.M{"rate": 1, "burst": 2}}), before: 2},
-		"src_conn_ip":       {listener: filters(kit.M{"filter": "source_limit", "max_per_ip": 2}), before: 2},
-		"src_conn_net":      {listener: filters(kit.M{"filter": "source_limit", "max_per_net": 2}), before: 2},
-		"max_conn":          {limits: kit.M{"max_connections": 2}, before: 2, only: "tcp"},
-		"max_udp":           {limits: kit.M{"max_udp_sessions": 2}, before: 2, only: "udp"},
-		"max_new_rate":      {limits: kit.M{"max_new_sessions_per_sec": 1}, before: 1},
-		"first_packet_gate": {listener: kit.M{"first_packet_gate": true}, match: hello, only: "udp", routes: true},
-		"overload":          {provoke: set("2")},
-		"overload, no gate": {provoke: set("1")},
-		"overload, a gate":  {provoke: set("1"), match: hello, listener: kit.M{"peek": kit.M{"timeout": "50ms"}}, routes: true},
-		"draining":          {before: 1, from: "127.0.0.2", app: kit.M{"shutdown_grace": "10m"}, provoke: end, routes: true}, // a server may have stopped before
-		"no_route":          {match: kit.M{"client_cidr": kit.M{"cidrs": []string{"192.0.2.0/24"}}}, routes: true},
-		"sniffer_reject":    {match: kit.M{"sniffer": kit.M{"name": "ban"}}, app: kit.M{"sniffers": kit.M{"wasm": kit.M{"dir": sniffers, "call_timeout": "10s"}}}, routes: true},
-		"reject":            {handler: kit.M{"handler": "reject"}, routes: true},
-		"reject, by bytes":  {match: kit.M{"first_bytes": kit.M{"prefix": "ascii:WH"}}, handler: kit.M{"handler": "reject"}, routes: true},
-		"proxy_header":      {listener: kit.M{"accept_proxy": kit.M{"from": kit.A{"192.0.2.1"}, "require": true}}},
-		"outside_prefix":    {listener: kit.M{"prefix": "127.1.0.0/16"}, wild: true, unlogged: true},
+		"acl":                         {listener: filters(kit.M{"filter": "acl", "deny": []string{"127.0.0.0/8"}})},
+		"geo":                         {listener: filters(kit.M{"filter": "geo", "deny": []string{"DE"}}), app: kit.M{"geo_db": countries(t, "127.0.0.0/8", "DE")}},
+		"rate_ip":                     {listener: filters(kit.M{"filter": "rate_limit", "per_ip": kit.M{"rate": 1, "burst": 2}}), before: 2},
+		"rate_net":                    {listener: filters(kit.M{"filter": "rate_limit", "per_net": kit.M{"rate": 1, "burst": 2}}), before: 2},
+		"src_conn_ip":                 {listener: filters(kit.M{"filter": "source_limit", "max_per_ip": 2}), before: 2},
+		"src_conn_net":                {listener: filters(kit.M{"filter": "source_limit", "max_per_net": 2}), before: 2},
+		"max_conn":                    {limits: kit.M{"max_connections": 2}, before: 2, only: "tcp"},
+		"max_udp":                     {limits: kit.M{"max_udp_sessions": 2}, before: 2, only: "udp"},
+		"max_new_rate":                {limits: kit.M{"max_new_sessions_per_sec": 1}, before: 1},
+		"first_packet_gate":           {listener: kit.M{"first_packet_gate": true}, match: hello, only: "udp", routes: true},
+		"overload":                    {provoke: set("2")},
+		"overload, no gate":           {provoke: set("1")},
+		"overload, a gate":            {provoke: set("1"), match: hello, listener: kit.M{"peek": kit.M{"timeout": "50ms"}}, routes: true},
+		"draining":                    {before: 1, from: "127.0.0.2", app: kit.M{"shutdown_grace": "10m"}, provoke: end, routes: true}, // a server may have stopped before
+		"no_route":                    {match: kit.M{"client_cidr": kit.M{"cidrs": []string{"192.0.2.0/24"}}}, routes: true},
+		"sniffer_reject":              {match: kit.M{"sniffer": kit.M{"name": "ban"}}, app: kit.M{"sniffers": kit.M{"wasm": kit.M{"dir": sniffers, "call_timeout": "10s"}}}, routes: true},
+		"reject":                      {handler: kit.M{"handler": "reject"}, routes: true},
+		"reject, by bytes":            {match: kit.M{"first_bytes": kit.M{"prefix": "ascii:WH"}}, handler: kit.M{"handler": "reject"}, routes: true},
+		"proxy_header":                {listener: kit.M{"accept_proxy": kit.M{"from": kit.A{"192.0.2.1"}, "require": true}}},
+		"proxy_header, of a balancer": {listener: kit.M{"accept_proxy": kit.M{"from": kit.A{"127.0.0.0/8"}, "require": true}}},
+		"loop":                        {target: func(addr string) string { return addr }, routes: true, unlogged: true},
+		"loop, by another form":       {target: func(addr string) string { return "[::ffff:127.0.0.1]" + addr[strings.LastIndexByte(addr, ':'):] }, routes: true, unlogged: true},
+		"upstream_bind":               {pool: kit.M{"source_addresses": kit.A{"192.0.2.9"}, "health": kit.M{"check": "none"}}, only: "udp", routes: true, unlogged: true},
+		"outside_prefix":              {listener: kit.M{"prefix": "127.1.0.0/16"}, wild: true, unlogged: true},
 		"no_backend": {routes: true, unlogged: true,
 			pool: kit.M{"targets": []string{"127.0.0.1:1"}, "health": kit.M{"check": "tcp_connect", "interval": "50ms", "fall": 1}},
 			provoke: func(t *testing.T, p *kit.Process) {
@@ -123,6 +131,16 @@ func (r *refusal) holds(t *testing.T, rule, network string, routes bool) {
 	bind := network + "/" + addr
 	if r.wild {
 		bind = strings.Replace(bind, "127.0.0.1", "0.0.0.0", 1)
+	}
+	if r.target != nil {
+		answer, err := json.Marshal(kit.M{"target": r.target(addr)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.Write(answer) }))
+		t.Cleanup(s.Close)
+		route = kit.Route(kit.M{"handler": "resolve", "resolver": "m"})
+		options["resolvers"] = kit.M{"m": kit.M{"resolver": "http", "endpoint": s.URL, "timeout": "20s"}}
 	}
 	config := kit.App(kit.M{"l": kit.With(kit.Listener([]string{bind}, route), r.listener)}, pools, options)
 	if !routes {
