@@ -40,6 +40,7 @@ func (a *API) calls() map[string]map[string]call {
 	return map[string]map[string]call{
 		"/healthz":       {http.MethodGet: a.healthz},
 		"/readyz":        {http.MethodGet: a.readyz},
+		"/listeners":     {http.MethodGet: a.listeners},
 		"/pools":         {http.MethodGet: a.pools},
 		"/pools/{pool}":  {http.MethodGet: a.pool},
 		"/sessions":      {http.MethodGet: a.sessions},
