@@ -35,8 +35,17 @@ type Source interface {
 type Set struct {
 	Endpoints []Endpoint
 
-	// How long it holds, 0 for the refresh interval.
+	// How long it holds, 0 for the refresh interval. It is taken as at least a
+	// second and at most five minutes.
 	TTL time.Duration
+
+	// The order of Endpoints means something, as where somebody has written them
+	// down: it is kept. Else they are put in the order of their addresses.
+	Ordered bool
+
+	// What could not be found out beside what was, when not all is known. The set
+	// is taken, and the source is asked again soon.
+	Incomplete error
 
 	// The source says that there is nothing on purpose: an empty set is taken.
 	Withdrawn bool

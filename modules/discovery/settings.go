@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
+
+	"github.com/wayhouse-proxy/wayhouse/internal/caddyopt"
 )
 
 // Settings are the options of every kind of source. A kind embeds them.
@@ -23,7 +25,7 @@ const (
 // Common returns the settings.
 func (s *Settings) Common() *Settings { return s }
 
-// Provision sets the defaults.
+// Provision sets the defaults. A kind with a Provision of its own calls it.
 func (s *Settings) Provision(caddy.Context) error {
 	if s.RefreshInterval == nil {
 		d := caddy.Duration(DefaultRefreshInterval)
@@ -32,10 +34,18 @@ func (s *Settings) Provision(caddy.Context) error {
 	return nil
 }
 
-// Validate checks what Provision has left.
+// Validate checks what Provision has left. A kind with a Validate of its own
+// calls it.
 func (s *Settings) Validate() error {
 	if d := time.Duration(*s.RefreshInterval); d < minRefreshInterval {
 		return fmt.Errorf("refresh_interval: %v is less than %v", d, minRefreshInterval)
 	}
 	return nil
+}
+
+// CaddyfileOptions are the options of every kind. Syntax:
+//
+//	refresh_interval <duration>
+func (s *Settings) CaddyfileOptions() caddyopt.Options {
+	return caddyopt.Options{"refresh_interval": caddyopt.Ptr(&s.RefreshInterval, caddyopt.Duration)}
 }
