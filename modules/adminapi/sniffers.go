@@ -120,7 +120,7 @@ func changeSniffer(w http.ResponseWriter, r *http.Request, name, what string, ch
 	case err != nil:
 		return err
 	}
-	caddy.Log().Named("admin.api.wayhouse").Info(what, zap.String("sniffer", name), zap.String("actor", r.Header.Get("X-Actor")))
+	caddy.Log().Named("admin.api.wayhouse").Info(what, zap.String("sniffer", name), zap.String("actor", actor(r)))
 	w.WriteHeader(http.StatusNoContent)
 	return nil
 }
