@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/wayhouse-proxy/wayhouse/internal/lookup"
 	"github.com/wayhouse-proxy/wayhouse/internal/relay"
 	"github.com/wayhouse-proxy/wayhouse/modules/balancer"
 )
@@ -390,7 +391,7 @@ func TestNamesAreResolved(t *testing.T) {
 		n.set(nil, "10.0.0.5", "fd00::5")
 		time.Sleep(30 * time.Second)
 		want("10.0.0.5:7 [fd00::5]:7 10.0.0.9:9")
-		n.set(&halfError{six: true, err: errors.New("no answer about AAAA")}, "10.0.0.6")
+		n.set(&lookup.HalfError{Six: true, Err: errors.New("no answer about AAAA")}, "10.0.0.6")
 		time.Sleep(10 * time.Second)
 		want("10.0.0.6:7 [fd00::5]:7 10.0.0.9:9") // one family failed: nothing of it goes
 	})
@@ -406,7 +407,7 @@ func TestNamesWaitAndRetry(t *testing.T) {
 		"ttl of zero":   {0, nil, []time.Duration{0, 1, 2, 3}},
 		"ttl of a week": {7 * 24 * time.Hour, nil, []time.Duration{0, 300, 600}},
 		"failures":      {0, errors.New("no"), []time.Duration{0, 1, 3, 7, 15, 31, 61, 91}},
-		"of one family": {6 * time.Second, &halfError{err: errors.New("no")}, []time.Duration{0, 1, 3, 7, 13, 19}},
+		"of one family": {6 * time.Second, &lookup.HalfError{Err: errors.New("no")}, []time.Duration{0, 1, 3, 7, 13, 19}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -17,6 +17,8 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"go.uber.org/zap"
 
+	"github.com/wayhouse-proxy/wayhouse/internal/hostport"
+	"github.com/wayhouse-proxy/wayhouse/internal/lookup"
 	"github.com/wayhouse-proxy/wayhouse/internal/strictjson"
 	"github.com/wayhouse-proxy/wayhouse/internal/suggest"
 	"github.com/wayhouse-proxy/wayhouse/modules/balancer"
@@ -47,14 +49,14 @@ type Watcher interface {
 type Pool struct {
 	name        string
 	set         Settings
-	targets     []target
-	weights     map[target]uint32
+	targets     []hostport.Target
+	weights     map[hostport.Target]uint32
 	policy      string
 	balancer    balancer.Balancer
 	check       health.Check
 	healthNamed bool
 	base, log   *zap.Logger // as the context has it, and with the name
-	resolver    Resolver
+	resolver    lookup.Resolver
 	watcher     Watcher
 	counts      *counts
 	source      atomic.Uint32 // counts the use of the source addresses
@@ -90,11 +92,11 @@ func (c *Config) Provision(ctx caddy.Context, name string) (*Pool, error) {
 	p := &Pool{
 		set:      c.settings(),
 		base:     ctx.Logger(),
-		resolver: system,
+		resolver: lookup.Host,
 		wake:     make(chan struct{}, 1),
 		held:     make(map[netip.AddrPort]*Backend),
 	}
-	p.targets, _ = parseTargets(c.Targets) // Validate has seen them
+	p.targets, _ = hostport.ParseList(c.Targets) // Validate has seen them
 	if err := p.loadBalancer(ctx, c); err != nil {
 		return nil, err
 	}
@@ -103,15 +105,15 @@ func (c *Config) Provision(ctx caddy.Context, name string) (*Pool, error) {
 	}
 	p.call(name)
 	for _, t := range p.targets {
-		if t.host != "" {
+		if t.Host != "" {
 			continue
 		}
-		b, err := take(name, t.addr, p.weight(t))
+		b, err := take(name, t.Addr, p.weight(t))
 		if err != nil {
 			p.Cleanup()
 			return nil, fmt.Errorf("targets: %s: %w", t, err)
 		}
-		p.held[t.addr] = b
+		p.held[t.Addr] = b
 	}
 	return p, nil
 }
@@ -134,9 +136,9 @@ func (p *Pool) loadBalancer(ctx caddy.Context, c *Config) (err error) {
 	if !ok {
 		return nil
 	}
-	p.weights = make(map[target]uint32)
+	p.weights = make(map[hostport.Target]uint32)
 	for s, n := range w.Weights() {
-		t, err := parseTarget(s)
+		t, err := hostport.Parse(s)
 		switch {
 		case err != nil:
 			return fmt.Errorf("balancer.weights: %w", err)
@@ -252,7 +254,7 @@ func (p *Pool) Rename(name string) error {
 }
 
 // weight of the addresses of a target.
-func (p *Pool) weight(t target) uint32 {
+func (p *Pool) weight(t hostport.Target) uint32 {
 	if n, ok := p.weights[t]; ok {
 		return n
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"go.uber.org/zap"
 
+	"github.com/wayhouse-proxy/wayhouse/internal/hostport"
 	"github.com/wayhouse-proxy/wayhouse/modules/balancer"
 	"github.com/wayhouse-proxy/wayhouse/modules/health"
 )
@@ -170,19 +171,19 @@ type member struct {
 func (p *Pool) addresses() []member {
 	var list []member
 	seen := make(map[netip.AddrPort]bool)
-	add := func(a netip.AddrPort, t target) {
+	add := func(a netip.AddrPort, t hostport.Target) {
 		if !seen[a] {
 			seen[a] = true
 			list = append(list, member{a, p.weight(t)})
 		}
 	}
 	for _, t := range p.targets {
-		if t.host == "" {
-			add(t.addr, t)
+		if t.Host == "" {
+			add(t.Addr, t)
 			continue
 		}
-		for _, ip := range p.names[t.host].addrs {
-			add(netip.AddrPortFrom(ip, t.port), t)
+		for _, ip := range p.names[t.Host].Addrs {
+			add(netip.AddrPortFrom(ip, t.Port), t)
 		}
 	}
 	return list

@@ -3,20 +3,20 @@ package pool
 import (
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
+
+	"github.com/wayhouse-proxy/wayhouse/internal/hostport"
 )
 
 // Validate checks what needs no guest module. Every error begins with the key
 // it is about.
 func (c *Config) Validate() error {
-	if _, err := parseTargets(c.Targets); err != nil {
+	if _, err := hostport.ParseList(c.Targets); err != nil {
 		return fmt.Errorf("targets: %w", err)
 	}
 	if err := c.PerBackend.validate(); err != nil {
@@ -94,7 +94,7 @@ func validSources(list []string) error {
 		switch a = a.Unmap(); {
 		case err != nil:
 			return fmt.Errorf("source_addresses: %q is not an IP address", s)
-		case !ofOneHost(a):
+		case !hostport.OneHost(a):
 			return fmt.Errorf("source_addresses: %s is no address to connect from", a)
 		case seen[a]:
 			return fmt.Errorf("source_addresses: %s is listed twice", a)
@@ -104,93 +104,8 @@ func validSources(list []string) error {
 	return nil
 }
 
-// target is one entry of targets: an address, or a host name and a port.
-type target struct {
-	addr netip.AddrPort // unset for a host name
-	host string         // lower case, without the final dot; "" for an address
-	port uint16
-}
-
-func (t target) String() string {
-	if t.host == "" {
-		return t.addr.String()
-	}
-	return net.JoinHostPort(t.host, strconv.Itoa(int(t.port)))
-}
-
-func parseTargets(list []string) ([]target, error) {
-	if len(list) == 0 {
-		return nil, errors.New("none; give at least one, ip:port or host:port")
-	}
-	seen := make(map[target]bool)
-	targets := make([]target, 0, len(list))
-	for _, s := range list {
-		t, err := parseTarget(s)
-		if err != nil {
-			return nil, err
-		}
-		if seen[t] {
-			return nil, fmt.Errorf("%q is listed twice", s)
-		}
-		seen[t] = true
-		targets = append(targets, t)
-	}
-	return targets, nil
-}
-
-// parseTarget reads ip:port or host:port. IPv4-mapped addresses become IPv4.
-func parseTarget(s string) (target, error) {
-	host, p, err := net.SplitHostPort(s)
-	if err != nil {
-		return target{}, fmt.Errorf("%q is neither ip:port nor host:port", s)
-	}
-	port, err := strconv.ParseUint(p, 10, 16)
-	if err != nil || port == 0 {
-		return target{}, fmt.Errorf("%q: the port is not a number from 1 to 65535", s)
-	}
-	if a, err := netip.ParseAddr(host); err == nil {
-		if a = a.Unmap(); !ofOneHost(a) {
-			return target{}, fmt.Errorf("%q is not the address of one host", s)
-		}
-		return target{addr: netip.AddrPortFrom(a, uint16(port)), port: uint16(port)}, nil
-	}
-	name := strings.TrimSuffix(strings.ToLower(host), ".")
-	if !validHost(name) {
-		return target{}, fmt.Errorf("%q: %q is neither an IP address nor a host name", s, host)
-	}
-	return target{host: name, port: uint16(port)}, nil
-}
-
-// ofOneHost reports whether a, which is not IPv4-mapped, can be a single host's.
-func ofOneHost(a netip.Addr) bool {
-	return !a.IsUnspecified() && !a.IsMulticast() && a != netip.AddrFrom4([4]byte{255, 255, 255, 255})
-}
-
-// validHost reports whether a name can be a host's. One whose last label is a
-// number is a mistyped address.
-func validHost(name string) bool {
-	if name == "" || len(name) > 253 {
-		return false
-	}
-	last := ""
-	for last = range strings.SplitSeq(name, ".") {
-		if last == "" || len(last) > 63 || last[0] == '-' || last[len(last)-1] == '-' {
-			return false
-		}
-		for i := range len(last) {
-			switch c := last[i]; {
-			case 'a' <= c && c <= 'z', '0' <= c && c <= '9', c == '-', c == '_':
-			default:
-				return false
-			}
-		}
-	}
-	_, err := strconv.Atoi(last)
-	return err != nil
-}
-
 // CheckTarget says what is wrong with one entry of targets.
 func CheckTarget(s string) error {
-	_, err := parseTarget(s)
+	_, err := hostport.Parse(s)
 	return err
 }

@@ -132,19 +132,3 @@ func TestHealthNamed(t *testing.T) {
 		p.Cleanup()
 	}
 }
-
-func FuzzParseTarget(f *testing.F) {
-	for _, s := range []string{"10.0.0.1:1", "[::1]:2", "a.example:3", "a.example.:3", ":1", "x"} {
-		f.Add(s)
-	}
-	f.Fuzz(func(t *testing.T, s string) {
-		a, err := parseTarget(s)
-		if err != nil {
-			return
-		}
-		b, err := parseTarget(a.String())
-		if err != nil || a != b {
-			t.Errorf("%q is %v, which reads as %v, %v", s, a, b, err)
-		}
-	})
-}

@@ -1,4 +1,4 @@
-package pool
+package lookup
 
 import (
 	"context"
@@ -17,7 +17,7 @@ import (
 
 // dnsServer serves a zone on a port of its own, over UDP and TCP, and returns a
 // resolver that asks it.
-func dnsServer(t *testing.T, handle dns.HandlerFunc) *systemResolver {
+func dnsServer(t *testing.T, handle dns.HandlerFunc) *DNS {
 	t.Helper()
 	pc, l := samePort(t)
 	for _, s := range []*dns.Server{{PacketConn: pc, Handler: handle}, {Listener: l, Handler: handle}} {
@@ -27,7 +27,7 @@ func dnsServer(t *testing.T, handle dns.HandlerFunc) *systemResolver {
 		<-ready
 		t.Cleanup(func() { _ = s.Shutdown(); <-done })
 	}
-	return &systemResolver{resolvConf: resolvConf(t), port: fmt.Sprint(pc.LocalAddr().(*net.UDPAddr).Port)}
+	return &DNS{ResolvConf: resolvConf(t), port: fmt.Sprint(pc.LocalAddr().(*net.UDPAddr).Port)}
 }
 
 // samePort finds a port that is free for both; which ones are is another matter
@@ -99,7 +99,7 @@ func TestLookup(t *testing.T) {
 		"no such name":         {nil, "a.test", "[]", 0, true},
 		"the search list":      {[]string{"game.example.test. 60 A 10.0.0.1"}, "game", "[10.0.0.1]", time.Minute, false},
 		"IPv4-mapped":          {[]string{"a.test. 60 AAAA ::ffff:10.0.0.1"}, "a.test", "[10.0.0.1]", time.Minute, false},
-		"a TTL of more than 5": {[]string{"a.test. 86400 A 10.0.0.1"}, "a.test", "[10.0.0.1]", maxTTL, false},
+		"a TTL of more than 5": {[]string{"a.test. 86400 A 10.0.0.1"}, "a.test", "[10.0.0.1]", MaxTTL, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := dnsServer(t, zone(tc.records...))
@@ -126,8 +126,8 @@ func TestLookupHalf(t *testing.T) {
 	if fmt.Sprint(addrs) != "[10.0.0.1]" || ttl != time.Minute || err == nil || !strings.Contains(err.Error(), "SERVFAIL") {
 		t.Errorf("Lookup = %v, %v, %v", addrs, ttl, err)
 	}
-	if half, ok := err.(*halfError); !ok || !half.six {
-		t.Errorf("the error is %#v, want a halfError of AAAA", err)
+	if half, ok := err.(*HalfError); !ok || !half.Six {
+		t.Errorf("the error is %#v, want a HalfError of AAAA", err)
 	}
 }
 
@@ -169,7 +169,7 @@ func TestLookupOverTCP(t *testing.T) {
 }
 
 func TestLookupPrefersHostsFile(t *testing.T) {
-	r := &systemResolver{resolvConf: "/dev/null"}
+	r := &DNS{ResolvConf: "/dev/null"}
 	addrs, ttl, err := r.Lookup(t.Context(), "localhost")
 	if err != nil || len(addrs) == 0 || !addrs[0].IsLoopback() || ttl != fileTTL {
 		t.Errorf("Lookup = %v, %v, %v", addrs, ttl, err)
@@ -183,7 +183,7 @@ func TestLookupWithoutServer(t *testing.T) {
 	if addrs, _, err := r.Lookup(ctx, "a.test"); err == nil || len(addrs) != 0 {
 		t.Errorf("Lookup = %v, %v", addrs, err)
 	}
-	if _, _, err := (&systemResolver{resolvConf: "/no/such/file"}).Lookup(t.Context(), "a.test"); err == nil {
+	if _, _, err := (&DNS{ResolvConf: "/no/such/file"}).Lookup(t.Context(), "a.test"); err == nil {
 		t.Error("no error without a configuration")
 	}
 }
@@ -211,7 +211,7 @@ func FuzzRead(f *testing.F) {
 		}
 		for _, qtype := range []uint16{dns.TypeA, dns.TypeAAAA} {
 			got := read(m, "a.test.", qtype)
-			if len(got.addrs) > len(m.Answer) || got.ttl > maxTTL {
+			if len(got.addrs) > len(m.Answer) || got.ttl > MaxTTL {
 				t.Errorf("%d addresses of %d records, for %v", len(got.addrs), len(m.Answer), got.ttl)
 			}
 			for _, a := range got.addrs {
