@@ -183,10 +183,10 @@ type backendJSON struct {
 }
 
 func viewPool(p *pool.Pool) poolJSON {
-	v := poolJSON{Name: p.Name(), Balancer: p.Policy(), Source: "static", Backends: []backendJSON{}}
+	v := poolJSON{Name: p.Name(), Balancer: p.Policy(), Source: p.Discovery(), Backends: []backendJSON{}}
 	for _, b := range p.Backends() {
 		bv := backendJSON{
-			Addr: b.Addr().String(), Weight: b.Weight(), Origin: "config", Healthy: b.Healthy(), State: b.State().String(),
+			Addr: b.Addr().String(), Weight: b.Weight(), Origin: p.Origin(b), Healthy: b.Healthy(), State: b.State().String(),
 			Active: b.Active(), SessionsTotal: b.Total(),
 		}
 		at, text := b.LastCheck()

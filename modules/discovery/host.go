@@ -64,6 +64,19 @@ func Load(ctx caddy.Context, raw json.RawMessage) (*Use, error) {
 	return nil, fmt.Errorf(": no source is named %q in apps.wayhouse.sources, and no kind is; %s", word, suggest.Hint(word, known))
 }
 
+// Name is what Load would be given: a name alone, or a kind and its options in
+// one spelling.
+func Name(raw json.RawMessage) (name, options string) {
+	if json.Unmarshal(raw, &name) == nil {
+		return name, ""
+	}
+	kind, canonical, err := guest(raw)
+	if err != nil {
+		return kind, string(raw)
+	}
+	return kind, string(canonical)
+}
+
 func load(ctx caddy.Context, name string, raw json.RawMessage) (*Use, error) {
 	kind, options, err := guest(raw)
 	if err != nil {

@@ -24,11 +24,13 @@ type Backend struct {
 	born time.Time // the beginning of bucket's clock
 
 	// What a choice looks at; changed under mu, or counted.
-	down   atomic.Bool
-	state  atomic.Uint32
-	weight atomic.Uint32
-	active atomic.Int64
-	bucket tokens.Bucket
+	down     atomic.Bool
+	state    atomic.Uint32
+	weight   atomic.Uint32
+	priority atomic.Uint32 // higher ones wait for all lower ones to be down
+	capacity atomic.Int64  // flows that it may have, as its source says; 0: it does not
+	active   atomic.Int64
+	bucket   tokens.Bucket
 
 	total    atomic.Uint64
 	failures [relay.SendFailed + 1]atomic.Uint64
@@ -49,14 +51,21 @@ type Backend struct {
 
 // membership is what a pool says about its backend.
 type membership struct {
-	pool   *Pool
-	weight uint32
+	pool *Pool
+	member
 }
 
-func newBackend(pool string, addr netip.AddrPort, weight uint32) *Backend {
-	b := &Backend{pool: pool, addr: addr, born: time.Now()}
-	b.weight.Store(weight)
+func newBackend(pool string, m member) *Backend {
+	b := &Backend{pool: pool, addr: m.addr, born: time.Now()}
+	b.show(m)
 	return b
+}
+
+// show has those who choose see what a pool says about the backend.
+func (b *Backend) show(m member) {
+	b.weight.Store(m.weight)
+	b.priority.Store(uint32(m.priority))
+	b.capacity.Store(m.capacity)
 }
 
 // State is what the operator wants of a backend.
@@ -215,11 +224,24 @@ func (b *Backend) rulesLocked() health.Rules {
 }
 
 // join makes a pool that starts, or has found the address, hear of changes.
-func (b *Backend) join(p *Pool, weight uint32) {
+func (b *Backend) join(p *Pool, m member) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.members = append(b.members, membership{p, weight})
-	b.weight.Store(weight)
+	b.members = append(b.members, membership{p, m})
+	b.show(m)
+}
+
+// revise takes in what a pool that has joined says now. What the newest one
+// says counts.
+func (b *Backend) revise(p *Pool, m member) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for i := range b.members {
+		if b.members[i].pool == p {
+			b.members[i].member = m
+		}
+	}
+	b.show(b.members[len(b.members)-1].member)
 }
 
 func (b *Backend) leave(p *Pool) {
@@ -229,7 +251,7 @@ func (b *Backend) leave(p *Pool) {
 	for _, m := range b.members {
 		if m.pool != p {
 			rest = append(rest, m)
-			b.weight.Store(m.weight)
+			b.show(m.member)
 		}
 	}
 	b.members = rest
@@ -279,20 +301,28 @@ func (b *Backend) takes(anyHealth bool) bool {
 
 // room reports whether reserve would find a place.
 func (b *Backend) room(s *Settings) bool {
-	if s.MaxSessions != 0 && b.active.Load() >= s.MaxSessions {
+	if limit := b.limit(s); limit != 0 && b.active.Load() >= limit {
 		return false
 	}
 	return s.MaxNewPerSec == 0 || b.bucket.HasAt(int64(time.Since(b.born)), s.MaxNewPerSec, s.MaxNewPerSec)
 }
 
+// limit is how many flows the backend may have at once, 0 for any number.
+func (b *Backend) limit(s *Settings) int64 {
+	if c := b.capacity.Load(); c != 0 && (s.MaxSessions == 0 || c < s.MaxSessions) {
+		return c
+	}
+	return s.MaxSessions
+}
+
 // reserve takes a place for a flow, unless that would break a limit.
 func (b *Backend) reserve(s *Settings) bool {
-	if s.MaxSessions == 0 {
+	if limit := b.limit(s); limit == 0 {
 		b.active.Add(1)
 	} else {
 		for {
 			n := b.active.Load()
-			if n >= s.MaxSessions {
+			if n >= limit {
 				return false
 			}
 			if b.active.CompareAndSwap(n, n+1) {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/wayhouse-proxy/wayhouse/internal/caddyopt"
 	"github.com/wayhouse-proxy/wayhouse/modules/balancer"
+	"github.com/wayhouse-proxy/wayhouse/modules/discovery"
 	"github.com/wayhouse-proxy/wayhouse/modules/health"
 )
 
@@ -16,6 +17,7 @@ import (
 // Syntax:
 //
 //	to                 <targets...>
+//	source             <name> | <kind> [<arguments...>] { ... }
 //	balancer           <policy> [<arguments...>] { ... }
 //	health             <check> { ... }
 //	max_sessions       <number>
@@ -34,7 +36,11 @@ import (
 // and proxy_protocol, see internal/proxyopt.
 func (c *Config) CaddyfileOptions() caddyopt.Options {
 	options := caddyopt.Options{
-		"to":              caddyopt.Strings(&c.Targets),
+		"to": caddyopt.Strings(&c.Targets),
+		"source": caddyopt.Func(func(d *caddyfile.Dispenser) (err error) {
+			c.SourceRaw, err = discovery.UnmarshalUse(d)
+			return err
+		}),
 		"balancer":        caddyopt.Func(c.unmarshalBalancer),
 		"health":          caddyopt.Func(c.unmarshalHealth),
 		"max_sessions":    caddyopt.Ptr(&c.PerBackend.MaxSessions, caddyopt.Int),

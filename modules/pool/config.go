@@ -22,8 +22,14 @@ type Config struct {
 	// The backends: ip:port or host:port. A host name is resolved when the config
 	// starts and again whenever its answer expires, and every address of it is a
 	// backend. When resolving fails, the addresses that are known stay. At
-	// least one; a port of 0 and a target listed twice are refused.
+	// least one, unless there is a source; a port of 0 and a target listed twice
+	// are refused.
 	Targets []string `json:"targets,omitempty"`
+
+	// Who says which backends there are, instead of targets: the name of one of
+	// the app's sources, or an object with the kind, under source, and its
+	// options. A string that names no source is a kind without options.
+	SourceRaw json.RawMessage `json:"source,omitempty" caddy:"namespace=wayhouse.sources inline_key=source"`
 
 	// How a backend is chosen for a new flow: the policy, round_robin,
 	// least_conn, weighted, consistent_hash, first_available or another module,

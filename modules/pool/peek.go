@@ -1,8 +1,6 @@
 package pool
 
 import (
-	"slices"
-
 	"github.com/wayhouse-proxy/wayhouse/modules/balancer"
 )
 
@@ -14,40 +12,35 @@ func (p *Pool) Peek(f balancer.Flow) (b *Backend, r Result, known bool) {
 	if s == nil {
 		return nil, NoBackend, true
 	}
-	var takes []*Backend
-	var candids []balancer.Candidate
-	anyHealth := p.tryAll(s)
-	for _, b := range s.all {
-		if b.takes(anyHealth) {
-			takes, candids = append(takes, b), append(candids, b)
-		}
+	var w scratch
+	if !w.collect(p, s, nil) {
+		return nil, NoBackend, true
 	}
-	result := NoBackend
 	peeker, ok := p.balancer.(balancer.Peeker)
-	for next := 0; len(takes) > 0; next++ {
-		if !ok {
-			free := slices.ContainsFunc(takes, func(b *Backend) bool { return b.room(&p.set) })
-			if !free {
-				return nil, AtCapacity, true
-			}
-			if len(takes) > 1 {
-				return nil, OK, false
-			}
-			return takes[0], OK, true
+	if !ok {
+		only := len(w.backends) == 1
+		w.onlyRoom(p)
+		switch {
+		case len(w.backends) == 0:
+			return nil, AtCapacity, true
+		case only:
+			return w.backends[0], OK, true
 		}
-		i := peeker.Peek(candids, f, next)
-		if i < 0 || i >= len(takes) {
+		return nil, OK, false
+	}
+	// The first choice is from the snapshot, and one that has no room is made
+	// again from those that have.
+	for next := 0; next < 2 && len(w.backends) > 0; next++ {
+		i := peeker.Peek(w.candids, f, next)
+		if i < 0 || i >= len(w.backends) {
 			i = 0 // as Pick does
 		}
-		if takes[i].room(&p.set) {
-			return takes[i], OK, true
+		if w.backends[i].room(&p.set) {
+			return w.backends[i], OK, true
 		}
-		result = AtCapacity
-		if next > 0 { // the first choice is from the snapshot, and is made again
-			takes, candids = slices.Delete(takes, i, i+1), slices.Delete(candids, i, i+1)
-		}
+		w.onlyRoom(p)
 	}
-	return nil, result, true
+	return nil, AtCapacity, true
 }
 
 // Takes reports whether a backend of the pool is among those that are chosen
@@ -57,5 +50,8 @@ func (p *Pool) Takes(b *Backend) (candidate, room bool) {
 	if s == nil {
 		return false, false
 	}
-	return b.takes(p.tryAll(s)), b.room(&p.set)
+	if p.tryAll(s) {
+		return b.takes(true), b.room(&p.set)
+	}
+	return b.takes(false) && b.priority.Load() <= s.priority, b.room(&p.set)
 }

@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"math"
 	"net/netip"
 	"slices"
 	"sync"
@@ -47,17 +48,15 @@ func (p *Pool) PickAddr(addr netip.AddrPort) (*Backend, Result) {
 	if s == nil {
 		return nil, NoBackend
 	}
-	for _, b := range s.all {
-		if b.addr != addr || !b.takes(s.anyHealth) {
-			continue
-		}
-		if !b.reserve(&p.set) {
-			return nil, AtCapacity
-		}
-		p.counts[OK].Add(1)
-		return b, OK
+	b := s.index[addr]
+	if b == nil || !b.takes(s.anyHealth) {
+		return nil, NoBackend
 	}
-	return nil, NoBackend
+	if !b.reserve(&p.set) {
+		return nil, AtCapacity
+	}
+	p.counts[OK].Add(1)
+	return b, OK
 }
 
 // choose asks the balancer; an index that does not exist is the first.
@@ -83,29 +82,61 @@ var scratches = sync.Pool{New: func() any { return new(scratch) }}
 func (p *Pool) pickSlow(s *snapshot, f balancer.Flow, tried []netip.AddrPort) (*Backend, Result) {
 	w := scratches.Get().(*scratch)
 	defer w.release()
-	anyHealth := p.tryAll(s)
-	for _, b := range s.all {
-		if b.takes(anyHealth) && !slices.Contains(tried, b.addr) {
-			w.backends = append(w.backends, b)
-			w.candids = append(w.candids, b)
-		}
+	if !w.collect(p, s, tried) {
+		return nil, NoBackend
 	}
-	result := NoBackend
+	w.onlyRoom(p)
 	for len(w.backends) > 0 {
 		i := p.choose(w.candids, f)
 		if b := w.backends[i]; b.reserve(&p.set) {
 			return b, OK
 		}
-		result = AtCapacity
+		// Another flow was faster.
 		w.backends = slices.Delete(w.backends, i, i+1)
 		w.candids = slices.Delete(w.candids, i, i+1)
 	}
-	return nil, result
+	return nil, AtCapacity
+}
+
+// collect lists the backends that a flow may be given as far as their state is
+// concerned, and reports whether there are any: of the lowest priority of which
+// one takes flows and was not tried.
+func (w *scratch) collect(p *Pool, s *snapshot, tried []netip.AddrPort) bool {
+	anyHealth := p.tryAll(s)
+	lowest := uint32(math.MaxUint32)
+	for _, b := range s.all {
+		if !b.takes(anyHealth) || slices.Contains(tried, b.addr) {
+			continue
+		}
+		if at := b.priority.Load(); !anyHealth && at != lowest {
+			if at > lowest {
+				continue
+			}
+			lowest = at
+			w.backends, w.candids = w.backends[:0], w.candids[:0]
+		}
+		w.backends, w.candids = append(w.backends, b), append(w.candids, b)
+	}
+	return len(w.backends) > 0
+}
+
+// onlyRoom takes those out that are at a limit.
+func (w *scratch) onlyRoom(p *Pool) {
+	n := 0
+	for i, b := range w.backends {
+		if b.room(&p.set) {
+			w.backends[n], w.candids[n] = b, w.candids[i]
+			n++
+		}
+	}
+	clear(w.backends[n:])
+	clear(w.candids[n:])
+	w.backends, w.candids = w.backends[:n], w.candids[:n]
 }
 
 func (w *scratch) release() {
-	clear(w.backends)
-	clear(w.candids)
+	clear(w.backends[:cap(w.backends)])
+	clear(w.candids[:cap(w.candids)])
 	w.backends, w.candids = w.backends[:0], w.candids[:0]
 	scratches.Put(w)
 }

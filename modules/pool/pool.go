@@ -22,6 +22,7 @@ import (
 	"github.com/wayhouse-proxy/wayhouse/internal/strictjson"
 	"github.com/wayhouse-proxy/wayhouse/internal/suggest"
 	"github.com/wayhouse-proxy/wayhouse/modules/balancer"
+	"github.com/wayhouse-proxy/wayhouse/modules/discovery"
 	"github.com/wayhouse-proxy/wayhouse/modules/health"
 )
 
@@ -50,6 +51,7 @@ type Pool struct {
 	name        string
 	set         Settings
 	targets     []hostport.Target
+	feed        *discovery.Use // who names the backends instead of targets, or nil
 	weights     map[hostport.Target]uint32
 	policy      string
 	balancer    balancer.Balancer
@@ -69,6 +71,8 @@ type Pool struct {
 
 	// Owned by Provision, Start, run, Stop and Cleanup, in turn.
 	held   map[netip.AddrPort]*Backend // what was taken
+	said   map[netip.AddrPort]member   // what was last said of each
+	order  []*Backend                  // the members, replaced and never changed
 	names  map[string]name             // replaced, never changed
 	runner *health.Runner              // nil: no active checks
 }
@@ -76,10 +80,12 @@ type Pool struct {
 // snapshot is what flows choose from. It does not change.
 type snapshot struct {
 	all       []*Backend // every backend, in the order of the config
-	takes     []*Backend // those that take flows
+	takes     []*Backend // those that take flows, of the lowest priority
 	candids   []balancer.Candidate
-	anyHealth bool            // every backend is down, and they are tried all the same
-	names     map[string]name // for the next config
+	index     map[netip.AddrPort]*Backend // all, by address
+	priority  uint32                      // of takes, unless anyHealth
+	anyHealth bool                        // every backend is down, and they are tried all the same
+	names     map[string]name             // for the next config
 }
 
 // Provision sets up the pool that c describes, under a name. It checks c,
@@ -104,11 +110,18 @@ func (c *Config) Provision(ctx caddy.Context, name string) (*Pool, error) {
 		return nil, err
 	}
 	p.call(name)
+	if c.hasSource() {
+		var err error
+		if p.feed, err = discovery.Load(ctx, c.SourceRaw); err != nil {
+			return nil, fmt.Errorf("source%w", err)
+		}
+		return p, nil
+	}
 	for _, t := range p.targets {
 		if t.Host != "" {
 			continue
 		}
-		b, err := take(name, t.Addr, p.weight(t))
+		b, err := take(name, member{addr: t.Addr, weight: p.weight(t)})
 		if err != nil {
 			p.Cleanup()
 			return nil, fmt.Errorf("targets: %s: %w", t, err)
@@ -142,7 +155,9 @@ func (p *Pool) loadBalancer(ctx caddy.Context, c *Config) (err error) {
 		switch {
 		case err != nil:
 			return fmt.Errorf("balancer.weights: %w", err)
-		case !slices.Contains(p.targets, t):
+		case c.hasSource() && t.Host != "":
+			return fmt.Errorf("balancer.weights: %q is no address; backends of a source are named by ip:port", s)
+		case !c.hasSource() && !slices.Contains(p.targets, t):
 			return fmt.Errorf("balancer.weights: %q is not one of the targets", s)
 		case n < 1:
 			return fmt.Errorf("balancer.weights: %q: 0 is less than 1", s)
@@ -236,7 +251,7 @@ func (p *Pool) Rename(name string) error {
 	}
 	held := make(map[netip.AddrPort]*Backend, len(p.held))
 	for addr, b := range p.held {
-		other, err := take(name, addr, b.Weight())
+		other, err := take(name, member{addr: addr, weight: b.Weight()})
 		if err != nil {
 			for _, b := range held {
 				b.give()
@@ -261,12 +276,16 @@ func (p *Pool) weight(t hostport.Target) uint32 {
 	return 1
 }
 
-// Cleanup gives back the backends.
+// Cleanup gives back the backends and the source.
 func (p *Pool) Cleanup() error {
 	for _, b := range p.held {
 		b.give()
 	}
 	p.held = nil
+	if p.feed != nil {
+		p.feed.Close()
+		p.feed = nil
+	}
 	return nil
 }
 
@@ -322,8 +341,28 @@ func (p *Pool) Backends() []*Backend {
 	return nil
 }
 
-// String names the pool and its targets, for errors.
+// Discovery is who names the backends: the source's name in the config, or its
+// kind; static for targets.
+func (p *Pool) Discovery() string {
+	if p.feed != nil {
+		return p.feed.Name()
+	}
+	return "static"
+}
+
+// Origin says where a backend is from: config or source.
+func (p *Pool) Origin(*Backend) string {
+	if p.feed != nil {
+		return "source"
+	}
+	return "config"
+}
+
+// String names the pool and its targets or its source, for errors.
 func (p *Pool) String() string {
+	if p.feed != nil {
+		return p.name + " (" + p.feed.Name() + ")"
+	}
 	s := make([]string, len(p.targets))
 	for i, t := range p.targets {
 		s[i] = t.String()

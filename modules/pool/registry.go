@@ -29,9 +29,9 @@ var backends = caddy.NewUsagePool()
 // Destruct implements caddy.Destructor.
 func (b *Backend) Destruct() error { return nil }
 
-func take(pool string, addr netip.AddrPort, weight uint32) (*Backend, error) {
-	v, _, err := backends.LoadOrNew(key{pool, addr}, func() (caddy.Destructor, error) {
-		return newBackend(pool, addr, weight), nil
+func take(pool string, m member) (*Backend, error) {
+	v, _, err := backends.LoadOrNew(key{pool, m.addr}, func() (caddy.Destructor, error) {
+		return newBackend(pool, m), nil
 	})
 	if err != nil {
 		return nil, err

@@ -2,8 +2,8 @@ package pool
 
 import (
 	"context"
+	"math"
 	"net/netip"
-	"slices"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -14,14 +14,15 @@ import (
 	"github.com/wayhouse-proxy/wayhouse/modules/health"
 )
 
-// Start resolves host names, for at most a second, and from then on keeps the
-// set of backends, and runs the checks. A name that has no answer by then
-// contributes its addresses later.
+// Start resolves host names or asks the source, for at most a second, and from
+// then on keeps the set of backends, and runs the checks. What has no answer by
+// then contributes its addresses later.
 func (p *Pool) Start() error {
 	ctx, cancel := context.WithCancel(context.Background())
 	p.cancel = cancel
 	p.answers = make(chan answer)
 	p.follow(ctx)
+	p.followSource()
 	p.members()
 	p.snap.Store(p.build())
 	if _, none := p.check.(*health.None); !none {
@@ -42,6 +43,9 @@ func (p *Pool) Stop() {
 	}
 	p.cancel()
 	p.wg.Wait()
+	if p.feed != nil {
+		p.feed.Stop()
+	}
 	if p.runner != nil {
 		p.runner.Stop()
 	}
@@ -56,8 +60,12 @@ func (p *Pool) Stop() {
 	} else if caddy.Exiting() {
 		return
 	}
+	kept := make(map[*Backend]bool, len(theirs))
+	for _, b := range theirs {
+		kept[b] = true
+	}
 	for _, b := range mine {
-		if !slices.Contains(theirs, b) {
+		if !kept[b] {
 			removed(p, b.addr)
 		}
 	}
@@ -67,27 +75,38 @@ func (p *Pool) Stop() {
 func (p *Pool) run(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
+	var found <-chan struct{} // nil without a source
+	if p.feed != nil {
+		found = p.feed.Changed()
+	}
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case a := <-p.answers:
 			p.answered(a)
-			gone := p.members()
-			p.snap.Store(p.build())
-			if p.runner != nil {
-				p.runner.Set(healthTargets(p.snap.Load().all))
-			}
-			for _, b := range gone {
-				if newest(p.name) == p { // an older one is compared when it stops
-					removed(p, b.addr)
-				}
-				b.give()
-			}
+			p.reset()
+		case <-found:
+			p.reset()
 		case <-p.wake:
 		case <-timer.C:
 		}
 		timer.Reset(p.act())
+	}
+}
+
+// reset makes the set of backends what it is to be now.
+func (p *Pool) reset() {
+	changed, gone := p.members()
+	p.snap.Store(p.build())
+	if changed && p.runner != nil {
+		p.runner.Set(healthTargets(p.snap.Load().all))
+	}
+	for _, b := range gone {
+		if newest(p.name) == p { // an older one is compared when it stops
+			removed(p, b.addr)
+		}
+		b.give()
 	}
 }
 
@@ -131,50 +150,81 @@ func (p *Pool) act() time.Duration {
 	return max(time.Until(next), 0)
 }
 
-// members brings held up to date with the targets and the names, and returns
-// the backends that are no longer members; those are the caller's to give back.
-func (p *Pool) members() (gone []*Backend) {
+// members brings held up to date with the targets, the names and the source.
+// It returns whether there is anything new, and the backends that are no longer
+// members; those are the caller's to give back.
+func (p *Pool) members() (changed bool, gone []*Backend) {
 	old := p.Backends()
+	joined := make(map[*Backend]bool, len(old))
+	for _, b := range old {
+		joined[b] = true
+	}
 	wanted := p.addresses()
-	for _, m := range wanted {
-		if b := p.held[m.addr]; b != nil && slices.Contains(old, b) {
+	keep := make(map[netip.AddrPort]bool, len(wanted))
+	for i, m := range wanted {
+		keep[m.addr] = true
+		b := p.held[m.addr]
+		if b != nil && joined[b] {
+			if p.said[m.addr] != m {
+				b.revise(p, m)
+				changed = true
+			}
+			changed = changed || old[min(i, len(old)-1)] != b // another order
 			continue
 		}
-		if p.held[m.addr] == nil {
-			b, err := take(p.name, m.addr, m.weight)
-			if err != nil {
+		changed = true
+		if b == nil {
+			var err error
+			if b, err = take(p.name, m); err != nil {
 				p.log.Error("backend cannot be added", zap.Stringer("upstream", m.addr), zap.Error(err))
 				continue
 			}
 			p.held[m.addr] = b
 		}
-		p.held[m.addr].join(p, m.weight)
+		b.join(p, m)
 		returned(p.name, m.addr)
 	}
 	for _, b := range old {
-		if !slices.ContainsFunc(wanted, func(m member) bool { return m.addr == b.addr }) {
+		if !keep[b.addr] {
 			delete(p.held, b.addr)
 			b.leave(p)
 			gone = append(gone, b)
 		}
 	}
-	return gone
+	if changed = changed || len(gone) > 0; !changed {
+		return false, nil
+	}
+	p.said = make(map[netip.AddrPort]member, len(wanted))
+	p.order = make([]*Backend, 0, len(wanted))
+	for _, m := range wanted {
+		if b := p.held[m.addr]; b != nil {
+			p.said[m.addr] = m
+			p.order = append(p.order, b)
+		}
+	}
+	return true, gone
 }
 
+// member is what a config or a source says about a backend.
 type member struct {
-	addr   netip.AddrPort
-	weight uint32
+	addr     netip.AddrPort
+	weight   uint32
+	priority uint16
+	capacity int64 // flows it may have; 0: not said
 }
 
 // addresses are the backends that the pool is to have now, in the order of the
-// config, each once.
+// config or the source, each once.
 func (p *Pool) addresses() []member {
+	if p.feed != nil {
+		return p.sourced()
+	}
 	var list []member
 	seen := make(map[netip.AddrPort]bool)
 	add := func(a netip.AddrPort, t hostport.Target) {
 		if !seen[a] {
 			seen[a] = true
-			list = append(list, member{a, p.weight(t)})
+			list = append(list, member{addr: a, weight: p.weight(t)})
 		}
 	}
 	for _, t := range p.targets {
@@ -191,10 +241,13 @@ func (p *Pool) addresses() []member {
 
 // build makes a snapshot of what the backends say now.
 func (p *Pool) build() *snapshot {
-	s := &snapshot{names: p.names}
-	for _, m := range p.addresses() {
-		if b := p.held[m.addr]; b != nil {
-			s.all = append(s.all, b)
+	s := &snapshot{names: p.names, all: p.order}
+	if old := p.snap.Load(); old != nil && sameBackends(old.all, s.all) {
+		s.index = old.index
+	} else {
+		s.index = make(map[netip.AddrPort]*Backend, len(s.all))
+		for _, b := range s.all {
+			s.index[b.addr] = b
 		}
 	}
 	s.fill(false)
@@ -205,9 +258,32 @@ func (p *Pool) build() *snapshot {
 	return s
 }
 
+// sameBackends reports whether two lists are one, which is never changed.
+func sameBackends(a, b []*Backend) bool {
+	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
+}
+
+// fill lists the backends that take flows. Those of a higher priority number do
+// not while one of a lower number does; when all are down and tried all the
+// same, all are.
 func (s *snapshot) fill(anyHealth bool) {
+	lowest, n := uint32(math.MaxUint32), 0
 	for _, b := range s.all {
-		if b.takes(anyHealth) {
+		switch p := b.priority.Load(); {
+		case !b.takes(anyHealth) || !anyHealth && p > lowest:
+		case anyHealth || p == lowest:
+			n++
+		default:
+			lowest, n = p, 1
+		}
+	}
+	if n == 0 {
+		return
+	}
+	s.priority = lowest
+	s.takes, s.candids = make([]*Backend, 0, n), make([]balancer.Candidate, 0, n)
+	for _, b := range s.all {
+		if b.takes(anyHealth) && (anyHealth || b.priority.Load() == lowest) {
 			s.takes = append(s.takes, b)
 			s.candids = append(s.candids, balancer.Candidate(b))
 		}

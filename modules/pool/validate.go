@@ -16,7 +16,11 @@ import (
 // Validate checks what needs no guest module. Every error begins with the key
 // it is about.
 func (c *Config) Validate() error {
-	if _, err := hostport.ParseList(c.Targets); err != nil {
+	if c.hasSource() {
+		if len(c.Targets) > 0 {
+			return errors.New("source: there are targets too; a pool has either")
+		}
+	} else if _, err := hostport.ParseList(c.Targets); err != nil {
 		return fmt.Errorf("targets: %w", err)
 	}
 	if err := c.PerBackend.validate(); err != nil {
@@ -64,6 +68,11 @@ func (c *Config) Validate() error {
 		return err
 	}
 	return validSources(c.SourceAddresses)
+}
+
+// hasSource reports whether a source is given.
+func (c *Config) hasSource() bool {
+	return len(c.SourceRaw) > 0 && string(c.SourceRaw) != "null"
 }
 
 func (p *PerBackend) validate() error {

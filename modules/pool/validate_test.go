@@ -99,7 +99,7 @@ func used(t testing.TB, want int) {
 }
 
 func TestUnknownKeysAreRefused(t *testing.T) {
-	for _, in := range []string{`{"proxy_proto": "v2"}`, `{"source": "x"}`, `{"per_backend": {"max": 1}}`} {
+	for _, in := range []string{`{"proxy_proto": "v2"}`, `{"sources": "x"}`, `{"per_backend": {"max": 1}}`} {
 		if err := caddy.StrictUnmarshalJSON([]byte(in), new(Config)); err == nil || !strings.Contains(err.Error(), "unknown field") {
 			t.Errorf("%s: %v", in, err)
 		}

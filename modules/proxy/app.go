@@ -20,6 +20,7 @@ import (
 	"github.com/wayhouse-proxy/wayhouse/internal/metrics"
 	"github.com/wayhouse-proxy/wayhouse/internal/strictjson"
 	"github.com/wayhouse-proxy/wayhouse/internal/suggest"
+	"github.com/wayhouse-proxy/wayhouse/modules/discovery"
 	"github.com/wayhouse-proxy/wayhouse/modules/filter"
 	"github.com/wayhouse-proxy/wayhouse/modules/listener"
 	"github.com/wayhouse-proxy/wayhouse/modules/offload"
@@ -61,6 +62,10 @@ type App struct {
 	// with kind and options. Needs CAP_NET_ADMIN. Default: off.
 	Offload *offload.Config `json:"offload,omitempty"`
 
+	// The sources that pools may name for who says which backends there are, by
+	// name.
+	SourcesRaw map[string]json.RawMessage `json:"sources,omitempty" caddy:"namespace=wayhouse.sources inline_key=source"`
+
 	// The pools, by name.
 	Pools map[string]*pool.Config `json:"pools,omitempty"`
 
@@ -87,6 +92,8 @@ type App struct {
 	geo filter.GeoDBs
 
 	overload *overload.Use
+
+	sources *discovery.Sources
 
 	resolvers map[string]*resolver.Host
 
@@ -131,7 +138,7 @@ func From(ctx caddy.Context) (*App, error) {
 const defaultGrace = 30 * time.Second
 
 // Provision sets up pools and listeners and starts nothing.
-func (a *App) Provision(ctx caddy.Context) error {
+func (a *App) Provision(ctx caddy.Context) (err error) {
 	a.logger = ctx.Logger()
 	a.pools = make(map[string]*pool.Pool)
 	a.binds = make(listener.Binds)
@@ -165,6 +172,10 @@ func (a *App) Provision(ctx caddy.Context) error {
 		return err
 	}
 	inside = a.geo.In(inside)
+	if a.sources, err = discovery.NewSources(inside, a.SourcesRaw); err != nil {
+		return fmt.Errorf("sources.%w", err)
+	}
+	inside = a.sources.In(inside)
 	a.ctx = inside
 	for _, name := range slices.Sorted(maps.Keys(a.Pools)) {
 		if err := a.addPool(name, a.Pools[name]); err != nil {
@@ -236,7 +247,7 @@ func (a *App) SnifferHosts() map[string]any { return a.snifferHosts }
 
 func (a *App) addPool(name string, c *pool.Config) error {
 	if c == nil {
-		return errors.New("targets: none; give at least one, ip:port or host:port")
+		return errors.New("targets: none; give at least one, ip:port or host:port, or a source")
 	}
 	p, err := c.Provision(a.ctx, name)
 	if err != nil {
@@ -456,6 +467,7 @@ func (a *App) Cleanup() error {
 	for _, p := range a.pools {
 		p.Cleanup()
 	}
+	a.sources.Close()
 	instances.gone(a)
 	return a.geo.Close()
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
 
 	"github.com/wayhouse-proxy/wayhouse/internal/caddyopt"
+	"github.com/wayhouse-proxy/wayhouse/modules/discovery"
 	"github.com/wayhouse-proxy/wayhouse/modules/listener"
 	"github.com/wayhouse-proxy/wayhouse/modules/offload"
 	"github.com/wayhouse-proxy/wayhouse/modules/pool"
@@ -37,6 +38,9 @@ func init() { httpcaddyfile.RegisterGlobalOption("wayhouse", parseGlobalOption) 
 //			block_after <number>
 //			block_for   <duration>
 //			max_blocked <number>
+//		}
+//		source <name> <kind> [<arguments...>] {
+//			...
 //		}
 //		pool <name> {
 //			to <targets...>
@@ -92,6 +96,7 @@ func (a *App) caddyfileOptions() caddyopt.Options {
 		"geo_db":         caddyopt.String(&a.GeoDB),
 		"geo_asn_db":     caddyopt.String(&a.GeoASNDB),
 		"offload":        caddyopt.Func(a.unmarshalOffload),
+		"source":         caddyopt.Many(caddyopt.Func(a.unmarshalSource)),
 		"pool":           caddyopt.Many(caddyopt.Func(a.unmarshalPool)),
 		"resolver":       caddyopt.Many(caddyopt.Func(a.unmarshalResolver)),
 		"sniffers":       sniff.CaddyfileOption(&a.SniffersRaw),
@@ -102,6 +107,28 @@ func (a *App) caddyfileOptions() caddyopt.Options {
 func (a *App) unmarshalOffload(d *caddyfile.Dispenser) error {
 	a.Offload = new(offload.Config)
 	return a.Offload.UnmarshalCaddyfile(d)
+}
+
+func (a *App) unmarshalSource(d *caddyfile.Dispenser) error {
+	if !d.NextArg() {
+		return d.Errf("source: the name is missing, as in source match dns game.example.com 7777")
+	}
+	name := d.Val()
+	if a.SourcesRaw[name] != nil {
+		return d.Errf("source %s: there is a source of this name already", name)
+	}
+	if !d.NextArg() {
+		return d.Errf("source %s: the kind is missing, as in source %s dns game.example.com 7777", name, name)
+	}
+	raw, err := discovery.UnmarshalCaddyfile(d)
+	if err != nil {
+		return err
+	}
+	if a.SourcesRaw == nil {
+		a.SourcesRaw = make(map[string]json.RawMessage)
+	}
+	a.SourcesRaw[name] = raw
+	return nil
 }
 
 func (a *App) unmarshalPool(d *caddyfile.Dispenser) error {

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/wayhouse-proxy/wayhouse/modules/discovery"
 	"github.com/wayhouse-proxy/wayhouse/modules/pool"
 )
 
@@ -18,7 +19,7 @@ type inlinePool struct {
 }
 
 // InlinePool makes a pool of a config that a handler carries. It is named
-// after its targets, so that its backends keep their health and counts over a
+// after its targets or its source, so that its backends keep their health and counts over a
 // reload wherever the handler moves. Pools of the same targets are numbered in
 // the order of their other options: that of the handlers is not the same in
 // each load, for Caddy loads apps and servers in the order of a map.
@@ -27,12 +28,7 @@ func (a *App) InlinePool(c *pool.Config) (*pool.Pool, error) {
 	if err != nil {
 		return nil, err
 	}
-	base := strings.Join(c.Targets, ",")
-	if len(base) > maxInlineName {
-		sum := fnv.New32a()
-		sum.Write([]byte(base))
-		base = fmt.Sprintf("%s,…%08x", c.Targets[0], sum.Sum32())
-	}
+	base := inlineBase(c)
 	same := a.inline[base]
 	names := a.inlineNames(base, len(same)+1)
 	if err := a.addPool(names[len(same)], c); err != nil {
@@ -55,6 +51,26 @@ func (a *App) InlinePool(c *pool.Config) (*pool.Pool, error) {
 }
 
 const maxInlineName = 64
+
+// inlineBase names what the backends of a pool are.
+func inlineBase(c *pool.Config) string {
+	hash := func(s string) string {
+		sum := fnv.New32a()
+		sum.Write([]byte(s))
+		return fmt.Sprintf("…%08x", sum.Sum32())
+	}
+	if len(c.Targets) > 0 {
+		if base := strings.Join(c.Targets, ","); len(base) <= maxInlineName {
+			return base
+		}
+		return c.Targets[0] + "," + hash(strings.Join(c.Targets, ","))
+	}
+	name, options := discovery.Name(c.SourceRaw)
+	if options != "" {
+		name += "," + hash(options)
+	}
+	return "source " + name
+}
 
 // inlineNames are the names of n pools of the same targets, without those that
 // the config gives to others.
