@@ -73,8 +73,12 @@ func (a *API) putSniffer(w http.ResponseWriter, r *http.Request) error {
 	if _, err := wasmHost(); err != nil {
 		return err
 	}
-	uploads <- struct{}{}
-	defer func() { <-uploads }()
+	select {
+	case uploads <- struct{}{}:
+		defer func() { <-uploads }()
+	case <-r.Context().Done():
+		return &problem{http.StatusServiceUnavailable, "other modules are being uploaded"}
+	}
 	b, err := io.ReadAll(http.MaxBytesReader(w, r.Body, wasm.MaxSize))
 	var large *http.MaxBytesError
 	switch {

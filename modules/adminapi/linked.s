@@ -1,0 +1,1 @@
+// There is no assembly here: see handleConfig.
