@@ -97,6 +97,9 @@ var fence = regexp.MustCompile("(?ms)^```([a-z]*)\n(.*?)^```$")
 
 // TestDocs adapts and validates every example of the documents.
 func TestDocs(t *testing.T) {
+	for _, name := range []string{"WAYHOUSE_ADMIN_TOKEN", "WAYHOUSE_SCRAPE_TOKEN"} {
+		t.Setenv(name, "the-value-of-"+name)
+	}
 	blocks := 0
 	for _, page := range pages(t) {
 		for _, m := range fence.FindAllSubmatch(read(t, page), -1) {

@@ -1,5 +1,7 @@
-// Package adminapi is the admin API of an instance, served on Caddy's admin
-// endpoint by the module admin.api.wayhouse.
+// Package adminapi is the admin API of an instance. The module
+// admin.api.wayhouse serves it on Caddy's admin endpoint, and the handler
+// http.handlers.wayhouse_admin on any site of Caddy's http app, to whoever has
+// a token.
 package adminapi
 
 import (
@@ -74,16 +76,24 @@ func (a *API) Routes() []caddy.AdminRoute {
 	return routes
 }
 
-func serve(methods map[string]call, w http.ResponseWriter, r *http.Request) {
-	method := r.Method
-	if method == http.MethodHead {
-		method = http.MethodGet
+// plainMethod is the method of a request, GET for HEAD.
+func plainMethod(r *http.Request) string {
+	if r.Method == http.MethodHead {
+		return http.MethodGet
 	}
-	answer := methods[method]
+	return r.Method
+}
+
+func serve(methods map[string]call, w http.ResponseWriter, r *http.Request) {
+	answer := methods[plainMethod(r)]
 	if answer == nil {
 		allowed := slices.Sorted(maps.Keys(methods))
 		w.Header().Set("Allow", strings.Join(allowed, ", "))
 		fail(w, &problem{http.StatusMethodNotAllowed, fmt.Sprintf("%s is not allowed here", r.Method)})
+		return
+	}
+	if e := r.Header.Get("Content-Encoding"); e != "" && !strings.EqualFold(e, "identity") {
+		fail(w, &problem{http.StatusUnsupportedMediaType, fmt.Sprintf("Content-Encoding: %.60q; send the body as it is", e)})
 		return
 	}
 	if f := r.URL.Query().Get("format"); f != "" && f != "text" && f != "json" {
