@@ -10,7 +10,6 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
-	"net/netip"
 	"net/url"
 	"sync"
 	"sync/atomic"
@@ -20,6 +19,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/wayhouse-proxy/wayhouse/internal/cidr"
+	"github.com/wayhouse-proxy/wayhouse/internal/fetch"
 	"github.com/wayhouse-proxy/wayhouse/internal/metrics"
 )
 
@@ -128,16 +128,11 @@ func checkURL(s string) (name string, err error) {
 		return "", errors.New("a user in the URL would be shown in logs")
 	case u.Fragment != "":
 		return "", fmt.Errorf("%q has a fragment, which is never sent", s)
-	case u.Scheme == "http" && !loopback(u.Hostname()):
+	case u.Scheme == "http" && !fetch.Loopback(u):
 		return "", fmt.Errorf("%q is http:// to another host, where anybody on the way can change the list: use https://", s)
 	}
 	u.RawQuery, u.ForceQuery = "", false
 	return u.String(), nil
-}
-
-func loopback(host string) bool {
-	a, err := netip.ParseAddr(host)
-	return host == "localhost" || err == nil && a.Unmap().IsLoopback()
 }
 
 // follow counts a follower in. interval and logger are those of whoever came

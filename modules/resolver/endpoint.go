@@ -1,22 +1,17 @@
 package resolver
 
 import (
-	"context"
 	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"net"
 	"net/url"
 	"os"
 	"strings"
-	"syscall"
-	"time"
 
 	"github.com/caddyserver/caddy/v2"
 	"golang.org/x/net/http/httpguts"
-	"golang.org/x/sys/unix"
 )
 
 // Remote is the service that resolvers over a network ask.
@@ -102,23 +97,4 @@ func parseEndpoint(s string) (*url.URL, error) {
 
 func (r *Remote) tls() *tls.Config {
 	return &tls.Config{RootCAs: r.roots, MinVersion: tls.VersionTLS12}
-}
-
-// deadPeer is how long data may stay unacknowledged before a connection is
-// given up.
-const deadPeer = 5 * time.Second
-
-// dial connects to the service. A service whose host has vanished must not keep
-// a connection that all later requests are put on.
-func dial(ctx context.Context, network, addr string) (net.Conn, error) {
-	d := net.Dialer{
-		KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: deadPeer, Interval: deadPeer / 2, Count: 2},
-		Control: func(_, _ string, c syscall.RawConn) error {
-			return c.Control(func(fd uintptr) {
-				// Without it the kernel tries for minutes; no reason to fail.
-				_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(deadPeer.Milliseconds()))
-			})
-		},
-	}
-	return d.DialContext(ctx, network, addr)
 }

@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
+	"github.com/wayhouse-proxy/wayhouse/internal/fetch"
 	resolverv1 "github.com/wayhouse-proxy/wayhouse/modules/resolver/proto"
 )
 
@@ -97,8 +98,8 @@ func (g *GRPC) connect() (*grpc.ClientConn, error) {
 	retry.MaxDelay = 2 * time.Second // a service that is back should be asked soon
 	return grpc.NewClient("dns:///"+net.JoinHostPort(g.url.Hostname(), port),
 		grpc.WithTransportCredentials(creds),
-		grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) { return dial(ctx, "tcp", addr) }),
-		grpc.WithConnectParams(grpc.ConnectParams{Backoff: retry, MinConnectTimeout: deadPeer}),
+		grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) { return fetch.Dial(ctx, "tcp", addr) }),
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: retry, MinConnectTimeout: fetch.DeadPeer}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxBody)),
 		grpc.WithMaxHeaderListSize(maxBody),
 		grpc.WithDisableServiceConfig(),

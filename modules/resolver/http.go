@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
+
+	"github.com/wayhouse-proxy/wayhouse/internal/fetch"
 )
 
 func init() { caddy.RegisterModule(new(HTTP)) }
@@ -70,7 +72,7 @@ func (h *HTTP) Provision(ctx caddy.Context) error {
 	}
 	v, _, err := transports.LoadOrNew(h.transportKey(), func() (caddy.Destructor, error) {
 		t := &transport{Transport: http.Transport{
-			DialContext: dial, TLSClientConfig: h.tls(),
+			DialContext: fetch.Dial, TLSClientConfig: h.tls(),
 			MaxConnsPerHost: maxCalls, MaxIdleConnsPerHost: maxCalls, IdleConnTimeout: 90 * time.Second,
 			DisableCompression: true, MaxResponseHeaderBytes: maxBody,
 		}}
