@@ -169,8 +169,25 @@ func (c *config) exchange(ctx context.Context, q *dns.Msg, server string) (*dns.
 // read takes the addresses of a name from an answer, along the aliases, with
 // the shortest TTL on the way. Records of other names are passed over.
 func read(m *dns.Msg, fqdn string, qtype uint16) found {
-	ttl := uint32(MaxTTL / time.Second)
-	names := []string{dns.CanonicalName(fqdn)}
+	names, ttl := aliases(m, fqdn)
+	var addrs []netip.Addr
+	for _, rr := range m.Answer {
+		if rr.Header().Rrtype != qtype || !slices.Contains(names, dns.CanonicalName(rr.Header().Name)) {
+			continue
+		}
+		if a, ok := address(rr); ok {
+			addrs = append(addrs, a)
+			ttl = min(ttl, rr.Header().Ttl)
+		}
+	}
+	return found{addrs: addrs, ttl: time.Duration(ttl) * time.Second}
+}
+
+// aliases are the names that a name stands for, itself the first, and the
+// shortest TTL on the way, which is MaxTTL at most.
+func aliases(m *dns.Msg, fqdn string) (names []string, ttl uint32) {
+	ttl = uint32(MaxTTL / time.Second)
+	names = []string{dns.CanonicalName(fqdn)}
 	for i := 0; i < len(names) && i < maxAliases; i++ {
 		for _, rr := range m.Answer {
 			c, ok := rr.(*dns.CNAME)
@@ -183,24 +200,20 @@ func read(m *dns.Msg, fqdn string, qtype uint16) found {
 			}
 		}
 	}
-	var addrs []netip.Addr
-	for _, rr := range m.Answer {
-		if rr.Header().Rrtype != qtype || !slices.Contains(names, dns.CanonicalName(rr.Header().Name)) {
-			continue
-		}
-		var ip net.IP
-		switch rr := rr.(type) {
-		case *dns.A:
-			ip = rr.A
-		case *dns.AAAA:
-			ip = rr.AAAA
-		}
-		if a, ok := netip.AddrFromSlice(ip); ok {
-			addrs = append(addrs, a.Unmap())
-			ttl = min(ttl, rr.Header().Ttl)
-		}
+	return names, ttl
+}
+
+// address is that of an A or AAAA record.
+func address(rr dns.RR) (netip.Addr, bool) {
+	var ip net.IP
+	switch rr := rr.(type) {
+	case *dns.A:
+		ip = rr.A
+	case *dns.AAAA:
+		ip = rr.AAAA
 	}
-	return found{addrs: addrs, ttl: time.Duration(ttl) * time.Second}
+	a, ok := netip.AddrFromSlice(ip)
+	return a.Unmap(), ok
 }
 
 // maxAliases bounds a chain of aliases.

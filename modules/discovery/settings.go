@@ -37,6 +37,9 @@ func (s *Settings) Provision(caddy.Context) error {
 // Validate checks what Provision has left. A kind with a Validate of its own
 // calls it.
 func (s *Settings) Validate() error {
+	if s.RefreshInterval == nil { // a kind's own Provision has not come to it; Load will
+		return nil
+	}
 	if d := time.Duration(*s.RefreshInterval); d < minRefreshInterval {
 		return fmt.Errorf("refresh_interval: %v is less than %v", d, minRefreshInterval)
 	}

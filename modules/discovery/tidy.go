@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"net/netip"
 	"slices"
+
+	"github.com/wayhouse-proxy/wayhouse/internal/hostport"
 )
 
 // maxEndpoints bounds a set.
@@ -60,7 +62,5 @@ func tidy(set Set) (list []Endpoint, left skipped) {
 
 // valid reports whether flows can be sent to an address.
 func valid(a netip.AddrPort) bool {
-	ip := a.Addr()
-	return ip.IsValid() && a.Port() != 0 && ip.Zone() == "" && !ip.IsUnspecified() && !ip.IsMulticast() &&
-		ip != netip.AddrFrom4([4]byte{255, 255, 255, 255})
+	return a.Port() != 0 && a.Addr().Zone() == "" && hostport.OneHost(a.Addr())
 }
