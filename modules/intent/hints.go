@@ -1,5 +1,3 @@
-// Package intent keeps what operators and their tools want at run time, for as
-// long as the process lives and over every reload.
 package intent
 
 import (
@@ -26,6 +24,7 @@ type Hint struct {
 	Client netip.Addr
 	Pool   string
 	Left   time.Duration // until it ends
+	By
 }
 
 // Hints is a table of route hints. Reading is for every new flow, from many
@@ -36,11 +35,16 @@ type Hints struct {
 	mu     sync.RWMutex
 	byAddr map[netip.Addr]*hint
 	queue  byExpiry // the same hints, the first to end at its head
+
+	// Clients whose hint is not on disk as it is here; nil: nobody keeps them.
+	dirty map[netip.Addr]struct{}
+	wake  chan struct{} // there are some
 }
 
 type hint struct {
 	client  netip.Addr
 	pool    string
+	by      By
 	expires time.Time
 	at      int // in the queue
 }
@@ -50,29 +54,48 @@ var RouteHints = NewHints(MaxHints)
 
 // NewHints makes a table for max hints.
 func NewHints(max int) *Hints {
-	return &Hints{max: max, byAddr: make(map[netip.Addr]*hint)}
+	return &Hints{max: max, byAddr: make(map[netip.Addr]*hint), wake: make(chan struct{}, 1)}
 }
 
-// Set adds a hint or replaces the client's. It reports false when the table is
-// full: hints that are there are not pushed out by new ones.
+// Set is Put of a hint by nobody in particular.
 func (t *Hints) Set(client netip.Addr, pool string, ttl time.Duration) bool {
-	client = cidr.Plain(client)
+	return t.Put(Hint{Client: client, Pool: pool, Left: ttl})
+}
+
+// Put adds a hint or replaces the client's. It reports false when the table is
+// full: hints that are there are not pushed out by new ones.
+func (t *Hints) Put(v Hint) bool {
+	client := cidr.Plain(v.Client)
 	now := time.Now()
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.sweepLocked(now)
-	if h := t.byAddr[client]; h != nil {
-		h.pool, h.expires = pool, now.Add(ttl)
+	h := t.byAddr[client]
+	switch {
+	case h != nil:
+		h.pool, h.by, h.expires = v.Pool, v.By, now.Add(v.Left)
 		heap.Fix(&t.queue, h.at)
-		return true
-	}
-	if len(t.byAddr) >= t.max {
+	case len(t.byAddr) >= t.max:
 		return false
+	default:
+		h = &hint{client: client, pool: v.Pool, by: v.By, expires: now.Add(v.Left)}
+		t.byAddr[client] = h
+		heap.Push(&t.queue, h)
 	}
-	h := &hint{client: client, pool: pool, expires: now.Add(ttl)}
-	t.byAddr[client] = h
-	heap.Push(&t.queue, h)
+	t.touchLocked(client)
 	return true
+}
+
+// touchLocked notes that the hint of a client has changed.
+func (t *Hints) touchLocked(client netip.Addr) {
+	if t.dirty == nil {
+		return
+	}
+	t.dirty[client] = struct{}{}
+	select {
+	case t.wake <- struct{}{}:
+	default:
+	}
 }
 
 // sweepLocked forgets the hints that have ended.
@@ -80,6 +103,7 @@ func (t *Hints) sweepLocked(now time.Time) {
 	for len(t.queue) > 0 && !now.Before(t.queue[0].expires) {
 		h := heap.Pop(&t.queue).(*hint)
 		delete(t.byAddr, h.client)
+		t.touchLocked(h.client)
 	}
 }
 
@@ -108,6 +132,7 @@ func (t *Hints) Delete(client netip.Addr) bool {
 	}
 	heap.Remove(&t.queue, h.at)
 	delete(t.byAddr, h.client)
+	t.touchLocked(h.client)
 	return true
 }
 
@@ -133,11 +158,104 @@ func (t *Hints) All(yield func(Hint) bool) {
 		t.mu.RLock()
 		var v Hint
 		if h := t.byAddr[a]; h != nil {
-			v = Hint{Client: a, Pool: h.pool, Left: time.Until(h.expires)}
+			v = Hint{Client: a, Pool: h.pool, Left: time.Until(h.expires), By: h.by}
 		}
 		t.mu.RUnlock()
 		if v.Left > 0 && !yield(v) {
 			return
+		}
+	}
+}
+
+// keep has the table note which hints change, or no longer.
+func (t *Hints) keep(on bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	switch {
+	case !on:
+		t.dirty = nil
+	case t.dirty == nil:
+		t.dirty = make(map[netip.Addr]struct{})
+	}
+}
+
+// clear forgets all hints.
+func (t *Hints) clear() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	clear(t.byAddr)
+	t.queue = nil
+	if t.dirty != nil {
+		clear(t.dirty)
+	}
+}
+
+// change is how the hint of a client is to be on disk: nil for none.
+type change struct {
+	client netip.Addr
+	hint   *savedHint
+}
+
+// changes returns up to max of those that have changed, and forgets that they
+// have. The caller gives back with unsaved what it could not save.
+func (t *Hints) changes(max int) (list []change) {
+	now := time.Now()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.sweepLocked(now)
+	for client := range t.dirty {
+		if len(list) == max {
+			break
+		}
+		delete(t.dirty, client)
+		c := change{client: client}
+		if h := t.byAddr[client]; h != nil {
+			c.hint = h.saved(now)
+		}
+		list = append(list, c)
+	}
+	return list
+}
+
+// unsaved notes again what changes has returned.
+func (t *Hints) unsaved(list []change) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.dirty == nil {
+		return
+	}
+	for _, c := range list {
+		t.dirty[c.client] = struct{}{}
+	}
+}
+
+// saved are all hints as they are to be on disk.
+func (t *Hints) saved() (list []savedHint) {
+	now := time.Now()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.sweepLocked(now)
+	for _, h := range t.byAddr {
+		list = append(list, *h.saved(now))
+	}
+	return list
+}
+
+// saved is the hint with the wall clock's time of its end.
+func (h *hint) saved(now time.Time) *savedHint {
+	return &savedHint{client: h.client, Pool: h.pool, Expires: now.Round(0).Add(h.expires.Sub(now)).UTC(), By: h.by}
+}
+
+// restore puts hints from disk into the table that is not as full as that. Those
+// that are there already win.
+func (t *Hints) restore(list []savedHint) {
+	for _, h := range list {
+		if _, ok := t.Get(h.client); ok {
+			continue
+		}
+		// A clock that was set back must not let a hint live longer than any could.
+		if left := min(time.Until(h.Expires), MaxHintTTL); left > 0 {
+			t.Put(Hint{h.client, h.Pool, left, h.By})
 		}
 	}
 }
