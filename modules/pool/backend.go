@@ -12,6 +12,7 @@ import (
 	"github.com/wayhouse-proxy/wayhouse/internal/relay"
 	"github.com/wayhouse-proxy/wayhouse/internal/tokens"
 	"github.com/wayhouse-proxy/wayhouse/modules/health"
+	"github.com/wayhouse-proxy/wayhouse/modules/intent"
 )
 
 // Backend is one address of the pools of one name. It lives as long as a
@@ -31,6 +32,7 @@ type Backend struct {
 	capacity atomic.Int64  // flows that it may have, as its source says; 0: it does not
 	active   atomic.Int64
 	bucket   tokens.Bucket
+	origin   atomic.Uint32
 
 	total    atomic.Uint64
 	failures [relay.SendFailed + 1]atomic.Uint64
@@ -47,6 +49,7 @@ type Backend struct {
 	lastCheck time.Time
 	lastError string
 	members   []membership // of running pools, the newest last
+	wanted    wanted
 }
 
 // membership is what a pool says about its backend.
@@ -66,26 +69,27 @@ func (b *Backend) show(m member) {
 	b.weight.Store(m.weight)
 	b.priority.Store(uint32(m.priority))
 	b.capacity.Store(m.capacity)
+	b.origin.Store(uint32(m.origin))
 }
 
 // State is what the operator wants of a backend.
-type State uint32
+type State = intent.State
 
-// The states. A backend that is not enabled is given no new flows; those it
-// has keep running.
+// The states.
 const (
-	Enabled State = iota
-	Draining
-	Disabled
+	Enabled  = intent.Enabled
+	Draining = intent.Draining
+	Disabled = intent.Disabled
 )
-
-func (s State) String() string { return [...]string{"enabled", "draining", "disabled"}[s] }
 
 // Addr is the backend's address; IPv4 is never IPv4-mapped.
 func (b *Backend) Addr() netip.AddrPort { return b.addr }
 
 // Weight is the backend's share, at least 1.
 func (b *Backend) Weight() uint32 { return b.weight.Load() }
+
+// Origin is who names the backend.
+func (b *Backend) Origin() Origin { return Origin(b.origin.Load()) }
 
 // Active is how many flows the backend has.
 func (b *Backend) Active() int64 { return b.active.Load() }

@@ -179,6 +179,12 @@ type Settings struct {
 	Proxy            proxyproto.Form
 }
 
+// DrainSpread is over how long the flows of a backend are ended once its drain
+// deadline has passed: their clients all come back at once otherwise.
+func (s *Settings) DrainSpread() time.Duration { return min(s.DrainDeadline/10, maxDrainSpread) }
+
+const maxDrainSpread = 30 * time.Second
+
 func or[T any](p *T, def T) T {
 	if p == nil {
 		return def

@@ -104,6 +104,7 @@ func (r *rehomer) BackendDown(p *Pool, _ netip.AddrPort, _ DownMode) {
 	}
 }
 func (*rehomer) BackendRemoved(*Pool, netip.AddrPort, RemovedMode) {}
+func (*rehomer) BackendReturned(*Pool, netip.AddrPort)             {}
 
 // reload starts next and then ends p, as Caddy does.
 func reload(t *testing.T, p, next *Pool) {

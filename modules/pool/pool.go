@@ -35,9 +35,13 @@ type Watcher interface {
 	BackendDown(p *Pool, addr netip.AddrPort, mode DownMode)
 
 	// BackendRemoved says that the flows of a backend that is no longer in the
-	// pool are to be ended, at once (RemovedClose) or because the
-	// drain_deadline has passed (RemovedDrain).
+	// pool, or that an operator drains, are to be ended, at once (RemovedClose) or
+	// because the drain_deadline has passed (RemovedDrain).
 	BackendRemoved(p *Pool, addr netip.AddrPort, mode RemovedMode)
+
+	// BackendReturned says that the flows of a backend are to be left, should
+	// those that BackendRemoved has spoken of not all have ended.
+	BackendReturned(p *Pool, addr netip.AddrPort)
 }
 
 // Pool is one config's view of the backends of one name. Config.Provision makes
@@ -63,17 +67,20 @@ type Pool struct {
 	counts      *counts
 	source      atomic.Uint32 // counts the use of the source addresses
 
-	snap    atomic.Pointer[snapshot]
-	wake    chan struct{} // something about a backend has changed
-	answers chan answer   // of the host names
-	cancel  context.CancelFunc
-	wg      sync.WaitGroup
+	snap     atomic.Pointer[snapshot]
+	wake     chan struct{}      // something about a backend has changed
+	answers  chan answer        // of the host names
+	overlaid chan chan struct{} // operators want something else; closed when that holds
+	ended    <-chan struct{}    // closed with Stop
+	cancel   context.CancelFunc
+	wg       sync.WaitGroup
 
 	// Owned by Provision, Start, run, Stop and Cleanup, in turn.
 	held   map[netip.AddrPort]*Backend // what was taken
 	said   map[netip.AddrPort]member   // what was last said of each
 	order  []*Backend                  // the members, replaced and never changed
 	names  map[string]name             // replaced, never changed
+	hidden []netip.AddrPort            // what operators have removed; replaced, never changed
 	runner *health.Runner              // nil: no active checks
 }
 
@@ -86,6 +93,7 @@ type snapshot struct {
 	priority  uint32                      // of takes, unless anyHealth
 	anyHealth bool                        // every backend is down, and they are tried all the same
 	names     map[string]name             // for the next config
+	hidden    []netip.AddrPort            // named by the config or the source, removed by operators
 }
 
 // Provision sets up the pool that c describes, under a name. It checks c,
@@ -101,6 +109,7 @@ func (c *Config) Provision(ctx caddy.Context, name string) (*Pool, error) {
 		resolver: lookup.Host,
 		wake:     make(chan struct{}, 1),
 		held:     make(map[netip.AddrPort]*Backend),
+		overlaid: make(chan chan struct{}),
 	}
 	p.targets, _ = hostport.ParseList(c.Targets) // Validate has seen them
 	if err := p.loadBalancer(ctx, c); err != nil {
@@ -313,6 +322,12 @@ func (p *Pool) SetWatcher(w Watcher) { p.watcher = w }
 func (p *Pool) tellRemoved(addr netip.AddrPort, mode RemovedMode) {
 	if p.watcher != nil {
 		p.watcher.BackendRemoved(p, addr, mode)
+	}
+}
+
+func (p *Pool) tellReturned(addr netip.AddrPort) {
+	if p.watcher != nil {
+		p.watcher.BackendReturned(p, addr)
 	}
 }
 

@@ -71,6 +71,8 @@ func (w *watcher) BackendRemoved(_ *Pool, addr netip.AddrPort, mode RemovedMode)
 	w.add("removed %v %s", addr, mode)
 }
 
+func (w *watcher) BackendReturned(*Pool, netip.AddrPort) {}
+
 func (w *watcher) events() []event {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -127,6 +127,13 @@ func newest(name string) *Pool {
 	return nil
 }
 
+// running are the running pools of a name.
+func running(name string) []*Pool {
+	registry.mu.Lock()
+	defer registry.mu.Unlock()
+	return slices.Clone(registry.running[name])
+}
+
 func register(p *Pool) {
 	registry.mu.Lock()
 	defer registry.mu.Unlock()
@@ -146,8 +153,10 @@ func unregister(p *Pool) {
 }
 
 // removed deals with the flows of a backend that p no longer has, and that no
-// newer pool of its name has, as the newest config wants it.
-func removed(p *Pool, addr netip.AddrPort) {
+// newer pool of its name has, as the newest config wants it. The deadline of one
+// that was draining has begun with that.
+func removed(p *Pool, b *Backend) {
+	addr := b.addr
 	by := newest(p.name)
 	if by == nil {
 		by = p
@@ -163,7 +172,7 @@ func removed(p *Pool, addr netip.AddrPort) {
 			old.Stop()
 		}
 		var t *time.Timer
-		t = time.AfterFunc(s.DrainDeadline, func() {
+		t = time.AfterFunc(b.drainLeft(time.Now(), s.DrainDeadline), func() {
 			registry.mu.Lock()
 			current := registry.deadlines[k] == t
 			if current {
@@ -182,13 +191,18 @@ func removed(p *Pool, addr netip.AddrPort) {
 	}
 }
 
-// returned cancels the deadline of a backend that is in a pool again.
-func returned(pool string, addr netip.AddrPort) {
+// returned has the flows left of a backend that was removed and is in a pool
+// again, whether its deadline has passed or not.
+func returned(p *Pool, b *Backend) {
 	registry.mu.Lock()
-	defer registry.mu.Unlock()
-	k := key{pool, addr}
-	if t := registry.deadlines[k]; t != nil {
+	k := key{p.name, b.addr}
+	t := registry.deadlines[k]
+	delete(registry.deadlines, k)
+	registry.mu.Unlock()
+	if t != nil {
 		t.Stop()
-		delete(registry.deadlines, k)
+	}
+	if b.State() != Draining { // its flows may be ending for that
+		p.tellReturned(b.addr)
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/wayhouse-proxy/wayhouse/internal/hostport"
 	"github.com/wayhouse-proxy/wayhouse/modules/balancer"
 	"github.com/wayhouse-proxy/wayhouse/modules/health"
+	"github.com/wayhouse-proxy/wayhouse/modules/intent"
 )
 
 // Start resolves host names or asks the source, for at most a second, and from
@@ -19,7 +20,7 @@ import (
 // then contributes its addresses later.
 func (p *Pool) Start() error {
 	ctx, cancel := context.WithCancel(context.Background())
-	p.cancel = cancel
+	p.cancel, p.ended = cancel, ctx.Done()
 	p.answers = make(chan answer)
 	p.follow(ctx)
 	p.followSource()
@@ -30,6 +31,7 @@ func (p *Pool) Start() error {
 		p.runner.Start(healthTargets(p.snap.Load().all))
 	}
 	register(p)
+	p.reset() // who has changed the overlay since members knew of no pool to tell
 	p.wg.Go(func() { p.run(ctx) })
 	return nil
 }
@@ -66,7 +68,7 @@ func (p *Pool) Stop() {
 	}
 	for _, b := range mine {
 		if !kept[b] {
-			removed(p, b.addr)
+			removed(p, b)
 		}
 	}
 }
@@ -88,6 +90,9 @@ func (p *Pool) run(ctx context.Context) {
 			p.reset()
 		case <-found:
 			p.reset()
+		case done := <-p.overlaid:
+			p.reset()
+			close(done)
 		case <-p.wake:
 		case <-timer.C:
 		}
@@ -104,7 +109,7 @@ func (p *Pool) reset() {
 	}
 	for _, b := range gone {
 		if newest(p.name) == p { // an older one is compared when it stops
-			removed(p, b.addr)
+			removed(p, b)
 		}
 		b.give()
 	}
@@ -143,6 +148,11 @@ func (p *Pool) act() time.Duration {
 		if due && p.watcher != nil {
 			p.watcher.BackendDown(p, b.addr, p.set.OnBackendDown)
 		}
+		due, at = b.drainDue(now, p.set.DrainDeadline)
+		soonest(at)
+		if due {
+			p.tellRemoved(b.addr, RemovedDrain)
+		}
 	}
 	if next.IsZero() {
 		return never
@@ -150,7 +160,8 @@ func (p *Pool) act() time.Duration {
 	return max(time.Until(next), 0)
 }
 
-// members brings held up to date with the targets, the names and the source.
+// members brings held up to date with the targets, the names, the source and
+// what operators want.
 // It returns whether there is anything new, and the backends that are no longer
 // members; those are the caller's to give back.
 func (p *Pool) members() (changed bool, gone []*Backend) {
@@ -159,12 +170,15 @@ func (p *Pool) members() (changed bool, gone []*Backend) {
 	for _, b := range old {
 		joined[b] = true
 	}
-	wanted := p.addresses()
+	overlay := intent.Process.Overlay(p.name)
+	wanted, hidden := overlaid(p.addresses(), overlay)
+	p.hidden = hidden
 	keep := make(map[netip.AddrPort]bool, len(wanted))
 	for i, m := range wanted {
 		keep[m.addr] = true
 		b := p.held[m.addr]
 		if b != nil && joined[b] {
+			p.applyState(b, overlay)
 			if p.said[m.addr] != m {
 				b.revise(p, m)
 				changed = true
@@ -181,8 +195,9 @@ func (p *Pool) members() (changed bool, gone []*Backend) {
 			}
 			p.held[m.addr] = b
 		}
+		p.applyState(b, overlay)
 		b.join(p, m)
-		returned(p.name, m.addr)
+		returned(p, b)
 	}
 	for _, b := range old {
 		if !keep[b.addr] {
@@ -211,10 +226,11 @@ type member struct {
 	weight   uint32
 	priority uint16
 	capacity int64 // flows it may have; 0: not said
+	origin   Origin
 }
 
-// addresses are the backends that the pool is to have now, in the order of the
-// config or the source, each once.
+// addresses are the backends of the config or the source, in its order, each
+// once.
 func (p *Pool) addresses() []member {
 	if p.feed != nil {
 		return p.sourced()
@@ -241,7 +257,7 @@ func (p *Pool) addresses() []member {
 
 // build makes a snapshot of what the backends say now.
 func (p *Pool) build() *snapshot {
-	s := &snapshot{names: p.names, all: p.order}
+	s := &snapshot{names: p.names, all: p.order, hidden: p.hidden}
 	if old := p.snap.Load(); old != nil && sameBackends(old.all, s.all) {
 		s.index = old.index
 	} else {

@@ -33,7 +33,7 @@ func (p *Pool) sourced() []member {
 	found, _ := p.feed.Known()
 	list := make([]member, len(found))
 	for i, e := range found {
-		list[i] = member{addr: e.Addr, weight: e.Weight, priority: e.Priority, capacity: e.MaxSessions}
+		list[i] = member{addr: e.Addr, weight: e.Weight, priority: e.Priority, capacity: e.MaxSessions, origin: FromSource}
 		if n, ok := p.weights[hostport.Target{Addr: e.Addr, Port: e.Addr.Port()}]; ok {
 			list[i].weight = n
 		}

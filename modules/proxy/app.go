@@ -22,6 +22,7 @@ import (
 	"github.com/wayhouse-proxy/wayhouse/internal/suggest"
 	"github.com/wayhouse-proxy/wayhouse/modules/discovery"
 	"github.com/wayhouse-proxy/wayhouse/modules/filter"
+	"github.com/wayhouse-proxy/wayhouse/modules/intent"
 	"github.com/wayhouse-proxy/wayhouse/modules/listener"
 	"github.com/wayhouse-proxy/wayhouse/modules/offload"
 	"github.com/wayhouse-proxy/wayhouse/modules/overload"
@@ -45,6 +46,13 @@ type App struct {
 	// listener or address that a reload has taken away. What is left then is
 	// closed with the reason drain. Default: 30s.
 	ShutdownGrace *caddy.Duration `json:"shutdown_grace,omitempty"`
+
+	// The directory of the file intent.db, in which is kept what operators have
+	// changed at run time, over restarts; "off" keeps that in memory only. One
+	// that does not exist is made. Two processes cannot use the same. When a
+	// reload names another, what holds is moved there. Placeholders are replaced
+	// at load. Default: wayhouse in Caddy's data directory.
+	StateDir string `json:"state_dir,omitempty"`
 
 	// Bounds for the whole process. Default: none.
 	Limits listener.Limits `json:"limits,omitzero"`
@@ -92,6 +100,8 @@ type App struct {
 	geo filter.GeoDBs
 
 	overload *overload.Use
+
+	stateDir string // as intent.Acquire has it
 
 	sources *discovery.Sources
 
@@ -151,6 +161,9 @@ func (a *App) Provision(ctx caddy.Context) (err error) {
 	}
 	if a.grace < 0 {
 		return fmt.Errorf("shutdown_grace: %v is negative; 0s closes everything at once", a.grace)
+	}
+	if err := a.findStateDir(); err != nil {
+		return fmt.Errorf("state_dir: %w", err)
 	}
 	if err := a.Limits.Validate(); err != nil {
 		return fmt.Errorf("limits.%w", err)
@@ -326,6 +339,7 @@ func (a *App) Start() (err error) {
 	var running []*pool.Pool
 	var begun []*listener.Listener
 	var kernel *offload.Kernel
+	acquired := false
 	defer func() {
 		if err == nil {
 			return
@@ -342,6 +356,9 @@ func (a *App) Start() (err error) {
 		for _, p := range running {
 			p.Stop()
 		}
+		if acquired {
+			err = errors.Join(err, intent.Process.Release(a.stateDir))
+		}
 		a.engines = nil
 		err = errors.Join(err, listener.ReleaseEngines())
 	}()
@@ -351,6 +368,10 @@ func (a *App) Start() (err error) {
 	if got := a.engines.TCP.Workers(); got != workers {
 		a.logger.Warn("the number of workers changes with the next start of the process", zap.Int("running", got), zap.Int("configured", workers))
 	}
+	if err = intent.Process.Acquire(a.stateDir, processLog.Named("intent")); err != nil {
+		return fmt.Errorf("state_dir: %w", err)
+	}
+	acquired = true
 	if kernel, err = a.acquireOffload(); err != nil {
 		return err
 	}
@@ -449,6 +470,7 @@ func (a *App) Stop() error {
 	for _, p := range a.pools {
 		p.Stop()
 	}
+	errs = append(errs, intent.Process.Release(a.stateDir))
 	signals.release()
 	a.leave()
 	return errors.Join(errs...)

@@ -24,6 +24,7 @@ func init() { httpcaddyfile.RegisterGlobalOption("wayhouse", parseGlobalOption) 
 //	wayhouse {
 //		workers        <number>
 //		shutdown_grace <duration>
+//		state_dir      <path>|off
 //		limits {
 //			max_connections          <number>
 //			max_udp_sessions         <number>
@@ -92,6 +93,7 @@ func (a *App) caddyfileOptions() caddyopt.Options {
 	return caddyopt.Options{
 		"workers":        caddyopt.Int(&a.Workers),
 		"shutdown_grace": caddyopt.Ptr(&a.ShutdownGrace, caddyopt.Duration),
+		"state_dir":      caddyopt.String(&a.StateDir),
 		"limits":         caddyopt.Nested(a.Limits.CaddyfileOptions()),
 		"geo_db":         caddyopt.String(&a.GeoDB),
 		"geo_asn_db":     caddyopt.String(&a.GeoASNDB),

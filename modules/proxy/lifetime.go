@@ -115,12 +115,15 @@ func (watcher) BackendRemoved(p *pool.Pool, addr netip.AddrPort, mode pool.Remov
 	if e == nil {
 		return
 	}
-	why := relay.BackendDown
 	if mode == pool.RemovedDrain {
-		why = relay.Drain
+		drains.begin(e, p.Name(), addr, p.Settings().DrainSpread())
+		return
 	}
-	e.ClosePaths(to(p, addr), why)
+	e.ClosePaths(to(p, addr), relay.BackendDown)
 }
+
+// BackendReturned implements pool.Watcher.
+func (watcher) BackendReturned(p *pool.Pool, addr netip.AddrPort) { drains.end(p.Name(), addr) }
 
 // to selects the paths to one backend of a pool.
 func to(p *pool.Pool, addr netip.AddrPort) func(*relay.Path) bool {

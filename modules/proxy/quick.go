@@ -141,6 +141,7 @@ const quickForm = `{
 	admin %s
 
 	wayhouse {
+		state_dir off
 		pool game {
 			to %s
 			health %s
