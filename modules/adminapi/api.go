@@ -16,6 +16,7 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 
+	"github.com/wayhouse-proxy/wayhouse/modules/intent"
 	"github.com/wayhouse-proxy/wayhouse/modules/pool"
 	"github.com/wayhouse-proxy/wayhouse/modules/proxy"
 )
@@ -40,17 +41,27 @@ type call func(http.ResponseWriter, *http.Request) error
 // calls are the paths and, by method, what answers there.
 func (a *API) calls() map[string]map[string]call {
 	return map[string]map[string]call{
-		"/healthz":       {http.MethodGet: a.healthz},
-		"/readyz":        {http.MethodGet: a.readyz},
-		"/listeners":     {http.MethodGet: a.listeners},
-		"/pools":         {http.MethodGet: a.pools},
-		"/pools/{pool}":  {http.MethodGet: a.pool},
-		"/sessions":      {http.MethodGet: a.sessions},
-		"/sessions/{id}": {http.MethodGet: a.session, http.MethodDelete: a.closeSession},
+		"/healthz":      {http.MethodGet: a.healthz},
+		"/readyz":       {http.MethodGet: a.readyz},
+		"/listeners":    {http.MethodGet: a.listeners},
+		"/pools":        {http.MethodGet: a.pools},
+		"/pools/{pool}": {http.MethodGet: a.pool},
+
+		"/pools/{pool}/backends":        {http.MethodPost: a.addBackend},
+		"/pools/{pool}/backends/{addr}": {http.MethodDelete: a.removeBackend, http.MethodPatch: a.setBackend},
+
+		"/overlay": {http.MethodGet: a.overlay, http.MethodDelete: a.dropOverlay},
+
+		"/sessions":         {http.MethodGet: a.sessions},
+		"/sessions/{id}":    {http.MethodGet: a.session, http.MethodDelete: a.closeSession},
+		"/sessions/resolve": {http.MethodGet: a.resolveSession},
 
 		"/route-hint":           {http.MethodPost: a.pushHint},
 		"/route-hints":          {http.MethodGet: a.hints},
 		"/route-hints/{src_ip}": {http.MethodDelete: a.dropHint},
+
+		"/admin/drain":   {http.MethodPost: a.drain},
+		"/admin/undrain": {http.MethodPost: a.undrain},
 
 		"/admin/overload": {http.MethodGet: a.overloadState, http.MethodPost: a.setOverload},
 
@@ -152,6 +163,13 @@ func (a *API) readyz(w http.ResponseWriter, r *http.Request) error {
 		return state(w, r, http.StatusServiceUnavailable, "draining", "the process is stopping")
 	case app == nil:
 		return state(w, r, http.StatusServiceUnavailable, "not ready", "no config with the wayhouse app is running")
+	default:
+		if name, ok := app.Unbound(); ok {
+			return state(w, r, http.StatusServiceUnavailable, "not ready", fmt.Sprintf("the listener %s is not bound", name))
+		}
+	}
+	if by, drained := intent.Process.Drained(); drained {
+		return state(w, r, http.StatusServiceUnavailable, "draining", fmt.Sprintf("drained by %s at %s", by.Actor, by.At.Format(time.RFC3339)))
 	}
 	return state(w, r, http.StatusOK, "ready", "")
 }
@@ -196,7 +214,7 @@ func viewPool(p *pool.Pool) poolJSON {
 	v := poolJSON{Name: p.Name(), Balancer: p.Policy(), Source: p.Discovery(), Backends: []backendJSON{}}
 	for _, b := range p.Backends() {
 		bv := backendJSON{
-			Addr: b.Addr().String(), Weight: b.Weight(), Origin: p.Origin(b), Healthy: b.Healthy(), State: b.State().String(),
+			Addr: b.Addr().String(), Weight: b.Weight(), Origin: b.Origin().String(), Healthy: b.Healthy(), State: b.State().String(),
 			Active: b.Active(), SessionsTotal: b.Total(),
 		}
 		at, text := b.LastCheck()

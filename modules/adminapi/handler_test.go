@@ -282,6 +282,9 @@ func TestRoles(t *testing.T) {
 		"GET /pools": reader, "GET /pools/{pool}": reader, "GET /sessions": reader, "GET /sessions/{id}": reader,
 		"GET /listeners": reader, "GET /route-hints": reader, "GET /admin/overload": reader, "GET /admin/sniffers": reader, "GET /metrics": reader,
 		"DELETE /sessions/{id}": operate, "POST /route-hint": operate, "DELETE /route-hints/{src_ip}": operate, "POST /explain": operate,
+		"GET /sessions/resolve": reader, "GET /overlay": reader, "DELETE /overlay": admin,
+		"POST /pools/{pool}/backends": operate, "PATCH /pools/{pool}/backends/{addr}": operate, "DELETE /pools/{pool}/backends/{addr}": operate,
+		"POST /admin/drain": operate, "POST /admin/undrain": operate,
 		"POST /admin/overload": admin, "POST /admin/reload": admin, "POST /admin/sniffers": admin,
 		"DELETE /admin/sniffers/{name}": admin, "POST /admin/sniffers/{name}/rollback": admin,
 	}

@@ -46,7 +46,7 @@ func (a *API) pushHint(w http.ResponseWriter, r *http.Request) error {
 	if _, err := app.Pool(pool); err != nil {
 		return &problem{http.StatusNotFound, err.Error()}
 	}
-	if !intent.RouteHints.Set(client, pool, ttl) {
+	if !intent.RouteHints.Put(intent.Hint{Client: client, Pool: pool, Left: ttl, By: intent.Now(actor(r))}) {
 		return &problem{http.StatusServiceUnavailable, fmt.Sprintf("there are %d hints already, as many as there may be", intent.MaxHints)}
 	}
 	w.WriteHeader(http.StatusNoContent)
@@ -106,9 +106,11 @@ func decode(w http.ResponseWriter, r *http.Request, max int64, v any) error {
 
 // hintView is a route hint as operators see it.
 type hintView struct {
-	SrcIP  string `json:"src_ip"`
-	Pool   string `json:"pool"`
-	TTLSec int64  `json:"ttl_sec"` // that are left, rounded up
+	SrcIP  string    `json:"src_ip"`
+	Pool   string    `json:"pool"`
+	TTLSec int64     `json:"ttl_sec"` // that are left, rounded up
+	Actor  string    `json:"actor"`
+	At     time.Time `json:"at"`
 }
 
 // hints streams the table.
@@ -126,10 +128,10 @@ func (a *API) hints(w http.ResponseWriter, r *http.Request) error {
 	n := 0
 	flusher, _ := w.(http.Flusher)
 	for h := range intent.RouteHints.All {
-		v := hintView{h.Client.String(), h.Pool, int64(math.Ceil(h.Left.Seconds()))}
+		v := hintView{h.Client.String(), h.Pool, int64(math.Ceil(h.Left.Seconds())), h.Actor, h.At}
 		var err error
 		if plain {
-			_, err = fmt.Fprintf(w, "src_ip=%s pool=%s ttl_sec=%d\n", v.SrcIP, v.Pool, v.TTLSec)
+			_, err = fmt.Fprintf(w, "src_ip=%s pool=%s ttl_sec=%d actor=%q\n", v.SrcIP, v.Pool, v.TTLSec, v.Actor)
 		} else {
 			err = writeElement(w, n, v)
 		}

@@ -220,3 +220,47 @@ func (a *API) closeSession(w http.ResponseWriter, r *http.Request) error {
 	w.WriteHeader(http.StatusNoContent)
 	return nil
 }
+
+// resolveSession finds the flow that a backend sees at an address of ours.
+func (a *API) resolveSession(w http.ResponseWriter, r *http.Request) error {
+	q := r.URL.Query()
+	if err := knownParams(q, "backend", "local", "proto"); err != nil {
+		return err
+	}
+	var ends [2]netip.AddrPort
+	for i, key := range []string{"backend", "local"} {
+		ap, err := netip.ParseAddrPort(q.Get(key))
+		if err != nil {
+			return &problem{http.StatusBadRequest, fmt.Sprintf("%s: %.60q is not ip:port", key, q.Get(key))}
+		}
+		ends[i] = netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port())
+	}
+	want := q.Get("proto")
+	if q.Has("proto") && want != "tcp" && want != "udp" {
+		return &problem{http.StatusBadRequest, fmt.Sprintf("proto: %.60q is not tcp or udp", want)}
+	}
+	var found []sessionJSON
+	if e := listener.Running(); e != nil {
+		e.Flows(func(i *relay.Info) bool {
+			if i.Path == nil || i.UpstreamLocal != ends[1] || want != "" && proto(i.ID) != want {
+				return r.Context().Err() == nil
+			}
+			if to := i.Upstream; to == ends[0] || !to.IsValid() && i.Path.Backend == ends[0] {
+				found = append(found, viewSession(i))
+			}
+			return r.Context().Err() == nil
+		})
+	}
+	switch {
+	case len(found) == 0:
+		return &problem{http.StatusNotFound, fmt.Sprintf("no live session goes from %s to %s", ends[1], ends[0])}
+	case len(found) > 1:
+		return &problem{http.StatusConflict, fmt.Sprintf("a connection and a UDP session go from %s to %s: give proto, tcp or udp", ends[1], ends[0])}
+	case text(r):
+		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+		fmt.Fprint(w, found[0].text())
+		return nil
+	}
+	w.Header().Set("Content-Type", "application/json")
+	return json.NewEncoder(w).Encode(found[0])
+}

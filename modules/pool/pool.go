@@ -365,14 +365,6 @@ func (p *Pool) Discovery() string {
 	return "static"
 }
 
-// Origin says where a backend is from: config or source.
-func (p *Pool) Origin(*Backend) string {
-	if p.feed != nil {
-		return "source"
-	}
-	return "config"
-}
-
 // String names the pool and its targets or its source, for errors.
 func (p *Pool) String() string {
 	if p.feed != nil {

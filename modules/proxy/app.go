@@ -502,6 +502,16 @@ func (a *App) Listening(name string) []listener.Bind {
 	return nil
 }
 
+// Unbound names a listener that is bound nowhere, if there is one.
+func (a *App) Unbound() (name string, ok bool) {
+	for _, name := range slices.Sorted(maps.Keys(a.Listeners)) {
+		if len(a.Listeners[name].Bound()) == 0 {
+			return name, true
+		}
+	}
+	return "", false
+}
+
 // Interface guards
 var (
 	_ caddy.App          = (*App)(nil)
