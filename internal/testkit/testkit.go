@@ -86,19 +86,33 @@ func Scaled(part, full int) int {
 }
 
 // Main runs the tests of a package in a network namespace of their own, where
-// that is allowed, so that their ports collide with nobody's, and fails them
-// when goroutines or descriptors of the test itself are left at the end.
+// that is allowed, so that their ports collide with nobody's, with a data
+// directory of their own, and fails them when goroutines or descriptors of the
+// test itself are left at the end.
 func Main(m *testing.M) {
 	if code, done := inOwnNetwork(); done {
 		os.Exit(code)
 	}
+	remove := OwnData()
 	settleSignals()
 	files, goroutines := openFiles(os.Getpid()), runtime.NumGoroutine()
 	code := m.Run()
 	if code == 0 && !fuzzing() && !left(files, goroutines) {
 		code = 1
 	}
+	remove()
 	os.Exit(code)
+}
+
+// OwnData gives Caddy in this process a data directory that nobody else uses.
+func OwnData() (remove func()) {
+	dir, err := os.MkdirTemp("", "wayhouse-data")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "making a data directory:", err)
+		os.Exit(1)
+	}
+	os.Setenv("XDG_DATA_HOME", dir)
+	return func() { os.RemoveAll(dir) }
 }
 
 // settleSignals has os/signal start the goroutine that it keeps for good, which

@@ -17,7 +17,8 @@ import (
 type call struct {
 	role    string // the least: none, read, operate or admin
 	status  int
-	changes bool // it is not refused without a body, and changes something
+	changes bool   // it is not refused without a body, and changes something
+	undone  string // path to which a POST undoes that
 }
 
 // route is a path that stands for a pattern, and its calls by method.
@@ -40,7 +41,7 @@ var table = map[string]route{
 	"/pools/{pool}/backends/{addr}": {"/pools/lobby/backends/192.0.2.1:1",
 		map[string]call{"PATCH": {role: "operate", status: 400}, "DELETE": {role: "operate", status: 404}}},
 	"/overlay":               {"/overlay", map[string]call{"GET": {role: "read", status: 200}, "DELETE": {role: "admin", status: 200, changes: true}}},
-	"/admin/drain":           {"/admin/drain", map[string]call{"POST": {role: "operate", status: 204, changes: true}}},
+	"/admin/drain":           {"/admin/drain", map[string]call{"POST": {role: "operate", status: 204, changes: true, undone: "/admin/undrain"}}},
 	"/admin/undrain":         {"/admin/undrain", map[string]call{"POST": {role: "operate", status: 204, changes: true}}},
 	"/explain":               {"/explain", map[string]call{"POST": {role: "operate", status: 400}}},
 	"/route-hint":            {"/route-hint", map[string]call{"POST": {role: "operate", status: 400}}},
@@ -250,6 +251,11 @@ func TestMatrixOfSite(t *testing.T) {
 			if c.changes {
 				if a := steady.do(method, r.path, bearer(c.role)...); a.status != c.status {
 					t.Errorf("%s %s as %s: %d %s, want %d", method, r.path, c.role, a.status, a.body, c.status)
+				}
+				if c.undone != "" {
+					if a := steady.do("POST", c.undone, bearer(c.role)...); a.status != 204 {
+						t.Errorf("POST %s as %s: %d %s, want 204", c.undone, c.role, a.status, a.body)
+					}
 				}
 				p.WaitReady()
 			}
