@@ -8,6 +8,7 @@ import (
 	// caddy-l4's own matchers and handlers, which work in a listener's routes.
 	_ "github.com/mholt/caddy-l4"
 
+	_ "github.com/wayhouse-proxy/wayhouse/handlers/httpfront"
 	_ "github.com/wayhouse-proxy/wayhouse/handlers/pool"
 	_ "github.com/wayhouse-proxy/wayhouse/handlers/reject"
 	_ "github.com/wayhouse-proxy/wayhouse/handlers/resolve"

@@ -102,9 +102,8 @@ func (ep *endpoint) push(v *view) {
 	if first { // without the lock, for which a worker may wait
 		draining.yield(ep)
 	}
-	if len(v.routes) > 0 { // the clients of a server there was are sessions from now on
-		endGuests(func(g *guest) bool { return g.key.ep == ep }, relay.Drain)
-	}
+	// The clients of a server to which nothing leads now are sessions from here on.
+	endGuests(func(g *guest) bool { return g.key.ep == ep && !v.leadsTo(g.to) }, relay.Drain)
 }
 
 // showLocked has new flows see v. What has come to be a client's by a header

@@ -49,8 +49,9 @@ type Account struct {
 
 	Header string `json:"proxy_protocol,omitempty"` // that the backend would get
 
-	Asks string `json:"asks,omitempty"` // the resolver that would be asked
-	Next bool   `json:"next,omitempty"` // the flow goes on to the next route
+	Asks   string `json:"asks,omitempty"`   // the resolver that would be asked
+	Server string `json:"server,omitempty"` // of this process that would get the flow
+	Next   bool   `json:"next,omitempty"`   // the flow goes on to the next route
 
 	Rejects bool `json:"rejects,omitempty"` // the flow is closed or dropped
 
@@ -374,6 +375,9 @@ func (t *trace) handle(i int) bool {
 		switch {
 		case a.Asks != "":
 			t.end(Outcome{What: EndResolver, Route: &i, Reason: "would ask " + a.Asks})
+			return true
+		case a.Server != "":
+			t.end(Outcome{What: EndNetwork, Route: &i, Reason: "the server that listens on " + a.Server})
 			return true
 		case a.Rejects:
 			if reason == "" {

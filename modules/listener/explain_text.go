@@ -82,6 +82,8 @@ func (a *Account) text(b *strings.Builder) {
 	switch {
 	case a.Asks != "":
 		fmt.Fprintf(b, ": would ask %s", a.Asks)
+	case a.Server != "":
+		fmt.Fprintf(b, ": to the server on %s", a.Server)
 	case a.Next:
 		b.WriteString(": on to the next route")
 	case a.Rejects:

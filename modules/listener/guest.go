@@ -31,7 +31,10 @@ type guest struct {
 	key      guestKey
 	way      udprelay.Way // to it
 	id       relay.ID
-	path     *relay.Path // what operators see
+	to       frontPort // where its server listens
+	of       *guests
+	cid      atomic.Uint64 // that the server has given it, see connIDs; 0: none
+	path     *relay.Path   // what operators see
 	stats    *flow.Listener
 	counters *relay.Counters
 	at       int // in the part, guarded by its mu
@@ -72,18 +75,13 @@ func (g *guest) info() relay.Info {
 	}
 }
 
-// letIn admits a client that is no guest yet, or says which rule keeps it out.
-func (v *view) letIn(key guestKey, o *udprelay.Opening) (*guest, string) {
+// letIn admits a client that is no guest of the server on a name yet, or says
+// which rule keeps it out.
+func (v *view) letIn(key guestKey, o *udprelay.Opening, to frontPort, path *relay.Path) (*guest, string) {
 	if rule, _ := v.admit(o.Client, o.Local, true, o.Data, false); rule != "" {
-		return nil, rule // nothing is for later: without routes nobody is recognised
+		return nil, rule // nothing is for later: no route recognises anybody
 	}
-	now := sinceStarted()
-	g := &guest{
-		UDPAddr: *net.UDPAddrFromAddrPort(o.Client), text: o.Client.String(),
-		key: key, way: o.Way(), id: relay.MakeID(true, takenWorker, guestSlots.Add(1), 0),
-		path: v.held, stats: v.stats, counters: o.Counters, opened: now,
-	}
-	g.last.Store(now)
+	g := v.newGuest(key, o, to, path)
 	if !v.guests.add(o.Worker, g) {
 		v.stats.Abandoned(true, o.Client.Addr())
 		v.refuse(ruleMaxUDP, o.Client, o.Local, true)
@@ -92,6 +90,17 @@ func (v *view) letIn(key guestKey, o *udprelay.Opening) (*guest, string) {
 	v.begins(o.Client)
 	v.heard(o)
 	return g, ""
+}
+
+func (v *view) newGuest(key guestKey, o *udprelay.Opening, to frontPort, path *relay.Path) *guest {
+	now := sinceStarted()
+	g := &guest{
+		UDPAddr: *net.UDPAddrFromAddrPort(key.client), text: key.client.String(),
+		key: key, way: o.Way(), id: relay.MakeID(true, takenWorker, guestSlots.Add(1), 0), to: to, of: v.guests,
+		path: path, stats: v.stats, counters: v.counters(o.Worker), opened: now,
+	}
+	g.last.Store(now)
+	return g
 }
 
 var guestSlots atomic.Uint32
@@ -115,6 +124,7 @@ type guests struct {
 	n     atomic.Int64
 	armed atomic.Bool // the timer of the sweep
 	parts [guestParts]guestPart
+	ids   connIDs
 }
 
 type guestPart struct {
@@ -187,6 +197,7 @@ func (t *guests) removeLocked(p *guestPart, g *guest) {
 	p.all[last] = nil
 	p.all = p.all[:last]
 	delete(p.byKey, g.key)
+	t.ids.forget(g)
 	t.n.Add(-1)
 }
 

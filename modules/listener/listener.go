@@ -208,7 +208,7 @@ func (l *Listener) Provision(ctx caddy.Context, name string, binds Binds, limits
 	l.name, l.path, l.limits = name, "listeners."+name, limits
 	l.logger = ctx.Logger().Named("listener").With(zap.String("listener", name))
 	l.stats = flow.ListenerOf(name)
-	if err := checkName(name); err != nil {
+	if err := CheckName(name); err != nil {
 		return fmt.Errorf("%s: %w", l.path, err)
 	}
 	if len(l.Bind) == 0 {
@@ -301,12 +301,6 @@ func (l *Listener) Validate() error {
 	if len(l.Routes) == 0 {
 		if l.RouteHint {
 			return fmt.Errorf("%s.route_hint: the listener has no routes for clients without a hint", l.path)
-		}
-		network := l.binds[0].Network
-		for _, b := range l.binds {
-			if b.Network != network {
-				return fmt.Errorf("%s: without routes it serves the network wayhouse/%s, which is tcp or udp: give tcp and udp a listener each", l.path, l.name)
-			}
 		}
 	}
 	return nil
@@ -442,8 +436,8 @@ func (l *Listener) giveBack() error {
 // Refuse makes the listener turn away every new flow; the process is ending.
 func (l *Listener) Refuse() { l.view.refusing.Store(true) }
 
-// checkName keeps names usable in network addresses, paths and metrics.
-func checkName(name string) error {
+// CheckName keeps names usable in network addresses, paths and metrics.
+func CheckName(name string) error {
 	for _, r := range name {
 		switch {
 		case 'a' <= r && r <= 'z', 'A' <= r && r <= 'Z', '0' <= r && r <= '9', r == '-', r == '_', r == '.':

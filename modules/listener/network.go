@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 
 	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	"github.com/wayhouse-proxy/wayhouse/internal/relay"
 )
@@ -29,9 +30,20 @@ import (
 // what waits in it to the others, so that nothing is lost between them, nor when
 // the new config is given up.
 
-func init() { caddy.RegisterNetwork(networkName, listen) }
+// For HTTP/3 Caddy listens on another network, so that a name may have both
+// connections and datagrams. A name comes from a listener without routes, or from
+// a handler http_front, see front.go.
 
-const networkName = "wayhouse"
+func init() {
+	caddy.RegisterNetwork(networkName, listen)
+	caddy.RegisterNetwork(networkUDP, listen)
+	caddyhttp.RegisterNetworkHTTP3(networkName, networkUDP)
+}
+
+const (
+	networkName = "wayhouse"
+	networkUDP  = "wayhouse_udp"
+)
 
 // outletKey is a name and the port that a server gave with it. The port is no
 // port of a socket: it keeps the site on 443 and automatic HTTPS's redirect on
@@ -39,6 +51,7 @@ const networkName = "wayhouse"
 type outletKey struct {
 	name string
 	port uint
+	udp  bool
 }
 
 var outlets = outletSet{names: map[string]*served{}, open: map[outletKey]*outlet{}}
@@ -56,10 +69,54 @@ func (s *outletSet) publishLocked() {
 	s.now.Store(&open)
 }
 
-// served is a name that listeners of live configs serve.
+// served is a name that listeners and handlers of live configs send flows to.
 type served struct {
-	network string
-	refs    int
+	refs int
+
+	// What the newest config says.
+	config   any
+	tcp, udp bool
+	ports    []uint16 // of UDP
+}
+
+// declareLocked adds what a part of a config sends to a name.
+func (s *outletSet) declareLocked(name string, config any, tcp, udp bool, ports []uint16) {
+	d := s.names[name]
+	if d == nil {
+		d = &served{}
+		s.names[name] = d
+	}
+	if d.config != config {
+		*d = served{refs: d.refs, config: config}
+	}
+	d.refs++
+	d.tcp, d.udp = d.tcp || tcp, d.udp || udp
+	d.ports = append(d.ports, ports...)
+}
+
+func (s *outletSet) withdraw(name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	d := s.names[name]
+	if d.refs--; d.refs == 0 {
+		delete(s.names, name)
+	}
+}
+
+// announced is the port that browsers are told to speak HTTP/3 to: the server's
+// own where a listener has it, else one that a listener has. It is 0 when there
+// is none, for then nobody is told.
+func (s *outletSet) announced(key outletKey) uint {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	d := s.names[key.name]
+	switch {
+	case d == nil || len(d.ports) == 0:
+		return 0
+	case slices.Contains(d.ports, uint16(key.port)):
+		return key.port
+	}
+	return uint(slices.Min(d.ports))
 }
 
 // outlet is where the connections or datagrams for one key go to a server.
@@ -75,40 +132,38 @@ const (
 	gramBacklog = 512
 )
 
-// Declare makes the listener's name known to servers, until Withdraw.
-func (l *Listener) Declare() {
+// Declare makes the listener's name known to servers, until Withdraw. config is
+// what all listeners of a config have in common, and no others.
+func (l *Listener) Declare(config any) {
 	if len(l.Routes) > 0 {
 		return
 	}
-	network := l.binds[0].Network
+	tcp, udp := l.Networks()
 	outlets.mu.Lock()
 	defer outlets.mu.Unlock()
-	s := outlets.names[l.name]
-	if s == nil {
-		s = &served{}
-		outlets.names[l.name] = s
-	}
-	s.network = network
-	s.refs++
+	outlets.declareLocked(l.name, config, tcp, udp, l.udpPorts())
 	l.declared = true
 }
 
 // Withdraw undoes Declare.
 func (l *Listener) Withdraw() {
-	if !l.declared {
-		return
-	}
-	l.declared = false
-	outlets.mu.Lock()
-	defer outlets.mu.Unlock()
-	s := outlets.names[l.name]
-	if s.refs--; s.refs == 0 {
-		delete(outlets.names, l.name)
+	if l.declared {
+		l.declared = false
+		outlets.withdraw(l.name)
 	}
 }
 
+func (l *Listener) udpPorts() (ports []uint16) {
+	for _, b := range l.binds {
+		if b.Network == "udp" {
+			ports = append(ports, b.Addr.Port())
+		}
+	}
+	return ports
+}
+
 // listen implements caddy.ListenerFunc.
-func listen(_ context.Context, _, host, port string, offset uint, _ net.ListenConfig) (any, error) {
+func listen(_ context.Context, network, host, port string, offset uint, _ net.ListenConfig) (any, error) {
 	first, err := strconv.ParseUint(port, 10, 16)
 	if err != nil {
 		return nil, fmt.Errorf("%s/%s: %q is not one port", networkName, host, port)
@@ -117,12 +172,12 @@ func listen(_ context.Context, _, host, port string, offset uint, _ net.ListenCo
 	defer outlets.mu.Unlock()
 	s := outlets.names[host]
 	if s == nil {
-		return nil, fmt.Errorf("%s/%s: the wayhouse app has no listener %q without routes to listen on", networkName, host, host)
+		return nil, fmt.Errorf("%s/%s: the wayhouse app has no listener %q without routes to listen on, and no route with http_front %s", networkName, host, host, host)
 	}
-	key := outletKey{host, uint(first) + offset}
+	key := outletKey{host, uint(first) + offset, network == networkUDP || s.udp && !s.tcp}
 	t := &tap{closed: make(chan struct{})}
 	var server any = &acceptor{t}
-	if s.network == "udp" {
+	if key.udp {
 		server = &packetConn{tap: t}
 		t.grams = make(chan datagram, gramBacklog)
 	} else {
@@ -145,23 +200,23 @@ func (o *outlet) setLocked(taps []*tap) {
 // pick is the outlet for what arrived on a port: the one a server opened with
 // just that port, else the one without a port, else the only one, else that of
 // HTTPS.
-func (s *outletSet) pick(name string, port uint16) *outlet {
+func (s *outletSet) pick(name string, port uint16, udp bool) *outlet {
 	if open := s.now.Load(); open != nil {
-		return pick(*open, name, port)
+		return pick(*open, name, port, udp)
 	}
 	return nil
 }
 
-func pick(open map[outletKey]*outlet, name string, port uint16) *outlet {
+func pick(open map[outletKey]*outlet, name string, port uint16, udp bool) *outlet {
 	for _, p := range []uint{uint(port), 0} {
-		if o := open[outletKey{name, p}]; o != nil {
+		if o := open[outletKey{name, p, udp}]; o != nil {
 			return o
 		}
 	}
 	var only *outlet
 	n := 0
 	for key, o := range open {
-		if key.name == name {
+		if key.name == name && key.udp == udp {
 			only = o
 			n++
 		}
@@ -169,7 +224,7 @@ func pick(open map[outletKey]*outlet, name string, port uint16) *outlet {
 	if n == 1 {
 		return only
 	}
-	return open[outletKey{name, 443}]
+	return open[outletKey{name, 443, udp}]
 }
 
 // give puts a connection into the outlet for a port and reports whether it had
@@ -178,7 +233,7 @@ func pick(open map[outletKey]*outlet, name string, port uint16) *outlet {
 func (s *outletSet) give(name string, port uint16, c net.Conn) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	o := pick(s.open, name, port)
+	o := pick(s.open, name, port, false)
 	return o != nil && o.giveLocked(c)
 }
 
@@ -233,11 +288,16 @@ func (t *tap) passOnLocked(c net.Conn) {
 	}
 }
 
-// offer gives a connection to the server that listens on the listener's name,
-// or closes it when there is none or it does not keep up.
+// offer gives a connection to the server that listens on the listener's name.
 func (v *view) offer(c *TCPConn) {
 	c.place.Store(v.offeredPlace())
-	if !outlets.give(v.name, c.local.Port(), c) {
+	v.give(c, frontPort{name: v.name})
+}
+
+// give gives a connection to a server that listens there, or closes it when there
+// is none or it does not keep up.
+func (v *view) give(c *TCPConn, to frontPort) {
+	if !outlets.give(to.name, to.of(c.local.Port()), c) {
 		c.turnAway(v.stats.NoRoute, relay.NoRoute)
 		return
 	}

@@ -21,7 +21,13 @@ import (
 // datagram waits in a tap. data goes back to gramBuffers when it has been read.
 type datagram struct {
 	data *[]byte
-	from *guest
+	from caller
+}
+
+// caller is a client to a server that has one net.PacketConn for all of them.
+type caller interface {
+	net.Addr
+	reply(b []byte) error
 }
 
 var gramBuffers = sync.Pool{New: func() any {
@@ -31,38 +37,69 @@ var gramBuffers = sync.Pool{New: func() any {
 
 // divert gives a datagram to the server that listens on the listener's name.
 func (v *view) divert(ep *endpoint, o *udprelay.Opening) udprelay.Decision {
-	out := outlets.pick(v.name, o.Local.Port())
+	out := outlets.pick(v.name, o.Local.Port(), true)
 	if out == nil {
 		return v.drop(o, relay.NoRoute)
 	}
-	t := out.top.Load()
-	if len(t.grams) == cap(t.grams) { // nobody is let in for nothing
+	if out.full() { // nobody is let in for nothing
 		return v.drop(o, relay.PendingFull)
 	}
 	key := guestKey{ep, o.Client, o.Local, o.Peer}
 	g := v.guests.find(o.Worker, key)
 	if g == nil {
 		var rule string
-		if g, rule = v.letIn(key, o); rule != "" {
+		if g, rule = v.letIn(key, o, frontPort{name: v.name}, v.held); rule != "" {
 			o.Reason = dropOf(rule)
 			return udprelay.Refuse
 		}
 	}
-	b := gramBuffers.Get().(*[]byte)
-	*b = append((*b)[:0], o.Data...)
-	select {
-	case t.grams <- datagram{b, g}:
-		if t.isClosed() { // since then: nobody reads it
-			outlets.drain(t)
-		}
-		g.moved(&g.in, len(o.Data))
-		o.Counters.PacketsC2S.Add(1)
-		o.Counters.BytesC2S.Add(uint64(len(o.Data)))
-		return udprelay.Divert
-	default:
-		gramBuffers.Put(b)
+	if !g.hand(out, o.Data) {
 		return v.drop(o, relay.PendingFull)
 	}
+	return udprelay.Divert
+}
+
+// visit is divert for a listener with routes: it knows the guests that these have
+// made. A client that has a new address is known by the connection ID that the
+// server has given it.
+func (v *view) visit(ep *endpoint, o *udprelay.Opening) (d udprelay.Decision, known bool) {
+	key := guestKey{ep, o.Client, o.Local, o.Peer}
+	g := v.guests.find(o.Worker, key)
+	if g == nil {
+		was := v.guests.moved(o.Data)
+		if was == nil {
+			return udprelay.Refuse, false
+		}
+		var rule string
+		if g, rule = v.letIn(key, o, was.to, was.path); rule != "" {
+			o.Reason = dropOf(rule)
+			return udprelay.Refuse, true
+		}
+	}
+	out := outlets.pick(g.to.name, g.to.of(o.Local.Port()), true)
+	switch {
+	case out == nil:
+		return v.drop(o, relay.NoRoute), true
+	case !g.hand(out, o.Data):
+		return v.drop(o, relay.PendingFull), true
+	}
+	return udprelay.Divert, true
+}
+
+func (o *outlet) full() bool {
+	t := o.top.Load()
+	return len(t.grams) == cap(t.grams)
+}
+
+// hand gives a datagram of the guest to a server, unless its queue is full.
+func (g *guest) hand(out *outlet, p []byte) bool {
+	if !out.pass(g, p) {
+		return false
+	}
+	g.moved(&g.in, len(p))
+	g.counters.PacketsC2S.Add(1)
+	g.counters.BytesC2S.Add(uint64(len(p)))
+	return true
 }
 
 // passOn is passOnLocked for a datagram. One that finds the queue full is lost.
@@ -133,22 +170,37 @@ func (p *packetConn) next() (d datagram, again bool, err error) {
 
 // WriteTo implements net.PacketConn for the addresses that ReadFrom gave.
 func (p *packetConn) WriteTo(b []byte, addr net.Addr) (int, error) {
-	g, ok := addr.(*guest)
+	c, ok := addr.(caller)
 	if !ok {
 		return 0, fmt.Errorf("%v is not a client of %s", addr, p.Addr())
 	}
-	if err := g.key.ep.udp.WriteTo(b, &g.way); err != nil {
-		g.counters.Dropped[relay.ReplySend].Add(1)
+	if err := c.reply(b); err != nil {
 		return 0, err
 	}
-	g.moved(&g.out, len(b))
-	g.counters.PacketsS2C.Add(1)
-	g.counters.BytesS2C.Add(uint64(len(b)))
 	return len(b), nil
 }
 
+// reply sends a datagram to the client.
+func (g *guest) reply(b []byte) error {
+	if err := g.key.ep.udp.WriteTo(b, &g.way); err != nil {
+		g.counters.Dropped[relay.ReplySend].Add(1)
+		return err
+	}
+	g.learn(b)
+	g.moved(&g.out, len(b))
+	g.counters.PacketsS2C.Add(1)
+	g.counters.BytesS2C.Add(uint64(len(b)))
+	return nil
+}
+
 // LocalAddr implements net.PacketConn.
-func (p *packetConn) LocalAddr() net.Addr { return p.Addr() }
+//
+// A server for HTTP/3 announces the port that it has.
+func (p *packetConn) LocalAddr() net.Addr {
+	key := p.o.key
+	key.port = outlets.announced(key)
+	return outletAddr(key)
+}
 
 // SetDeadline implements net.PacketConn.
 func (p *packetConn) SetDeadline(t time.Time) error { return p.SetReadDeadline(t) }

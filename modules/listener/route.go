@@ -29,6 +29,7 @@ type Route struct {
 	native   Forwarder // the only handler, where it can take flows from the engines
 	rejects  bool      // the only handler is a Rejecter
 	decider  Decider   // the only handler, where it names a Forwarder for each flow
+	front    frontPort // where the only handler gives flows to; the zero value: it does not
 
 	byAddr   bool            // every matcher is an AddrMatcher
 	addrSets [][]AddrMatcher // the sets, when byAddr
@@ -75,6 +76,9 @@ func (r *Route) provision(ctx caddy.Context) error {
 		r.native, _ = r.handlers[0].(Forwarder)
 		_, r.rejects = r.handlers[0].(Rejecter)
 		r.decider, _ = r.handlers[0].(Decider)
+		if f, ok := r.handlers[0].(Front); ok {
+			r.front.name, r.front.port = f.Front()
+		}
 	}
 	return nil
 }

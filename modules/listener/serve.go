@@ -68,7 +68,12 @@ func (v *view) serveTCP(fd int, client, local netip.AddrPort, w *walk, age time.
 		v.offer(c)
 		return
 	}
-	defer c.Close() // nothing, when it was detached
+	given := false
+	defer func() {
+		if !given {
+			c.Close() // nothing, when it was detached
+		}
+	}()
 	defer v.contain(client, func() { c.because(relay.Error) })
 	if w == nil {
 		w = newWalk(v, nil, nil, client, local, time.Time{})
@@ -100,6 +105,11 @@ func (v *view) serveTCP(fd int, client, local netip.AddrPort, w *walk, age time.
 			return
 		}
 		c.place.Store(v.places[w.at])
+		if r.front.name != "" && !w.handled {
+			given = true
+			v.give(c, r.front)
+			return
+		}
 		if !w.handled {
 			v.stats.Accepted.Inc()
 			if r.native != nil {
@@ -239,6 +249,10 @@ func (v *view) serveUDP(uc *udprelay.Conn, client, local netip.AddrPort, worker 
 			return
 		}
 		c.place = v.places[w.at]
+		if r.front.name != "" && !w.handled {
+			why, c.forwarded = v.invite(c, w.at)
+			return
+		}
 		if r.native != nil && !w.handled {
 			c.SetHost(w.first.Known())
 			v.native(c, r.native)

@@ -42,7 +42,7 @@ type view struct {
 	hint      Decider    // asked before the routes; nil: nobody
 	grace     time.Duration
 	shield    Shield  // told of new flows; nil: nobody
-	guests    *guests // of a server on the listener's network; nil: it has routes
+	guests    *guests // of servers on the network; nil: nothing leads there
 
 	firstPacketGate bool
 	recognisers     []Recogniser
@@ -58,6 +58,7 @@ type view struct {
 	places  []*Place          // by route
 	hinted  *Place            // of flows that a hint has sent on
 	dialers []tcprelay.Dialer // by route, nil where the handler is not native
+	fronts  []*relay.Path     // by route, of guests; nil where none leads to a name
 	held    *relay.Path       // of UDP sessions that no engine forwards
 	looking *relay.Path       // of TCP connections whose route is being decided on a worker
 	heading *relay.Path       // …and of those whose PROXY header is waited for
@@ -88,6 +89,12 @@ func (v *view) attach(e *Engines) {
 	v.dialers = make([]tcprelay.Dialer, len(v.routes))
 	for i, r := range v.routes {
 		v.places[i] = v.place(i)
+		if r.front.name != "" {
+			if v.guests == nil {
+				v.guests, v.fronts = guestsOf(v.stats), make([]*relay.Path, len(v.routes))
+			}
+			v.fronts[i] = &relay.Path{Listener: v.name, Route: i, Idle: heldIdle, Counters: v.cs, Owner: v.held.Owner}
+		}
 		if r.native != nil {
 			v.dialers[i] = r.native.TCPDialer(v.places[i])
 		}
@@ -261,6 +268,11 @@ func (ep *endpoint) Open(o *udprelay.Opening) udprelay.Decision {
 	}
 	if o.From != nil {
 		return v.rehome(o)
+	}
+	if v.guests != nil {
+		if d, known := v.visit(ep, o); known {
+			return d
+		}
 	}
 	rule, later := v.admit(o.Client, o.Local, true, o.Data, false)
 	if rule != "" {

@@ -93,6 +93,7 @@ type App struct {
 	binds  listener.Binds
 	pools  map[string]*pool.Pool   // named and inline, by name
 	inline map[string][]inlinePool // by their targets, in the order of their numbers
+	fronts map[string]bool         // the names that handlers http_front give flows to
 
 	sniffers     *sniff.Set
 	snifferHosts map[string]any
@@ -209,7 +210,7 @@ func (a *App) Provision(ctx caddy.Context) (err error) {
 		if err := l.Validate(); err != nil {
 			return err
 		}
-		l.Declare()
+		l.Declare(a)
 	}
 	if err := listener.CheckPrefixes(a.Listeners); err != nil {
 		return err

@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -17,10 +18,12 @@ import (
 // the kernel would give each of them some of the clients. The apps have been
 // provisioned by the time this one starts.
 func (a *App) checkOtherApps() error {
+	served := make(map[string]bool)
 	mod, err := a.ctx.AppIfConfigured("http")
 	if app, ok := mod.(*caddyhttp.App); ok && err == nil {
 		for name, s := range app.Servers {
 			for _, listen := range s.Listen {
+				served[networkName(listen)] = true
 				if err := a.checkListen("http", name, listen, speaksHTTP3(app, s)); err != nil {
 					return err
 				}
@@ -31,13 +34,37 @@ func (a *App) checkOtherApps() error {
 	if app, ok := mod.(*layer4.App); ok && err == nil {
 		for name, s := range app.Servers {
 			for _, listen := range s.Listen {
+				served[networkName(listen)] = true
 				if err := a.checkListen("layer4", name, listen, false); err != nil {
 					return err
 				}
 			}
 		}
 	}
+	for _, name := range slices.Sorted(maps.Keys(a.fronts)) {
+		if !served[name] {
+			return fmt.Errorf("http_front %s: no server of the apps http and layer4 listens on wayhouse/%s; say bind wayhouse/%s in a site", name, name, name)
+		}
+	}
 	return nil // what is wrong with another app is for that to say
+}
+
+// AddFront notes that a handler gives flows to the server that listens on
+// wayhouse/NAME.
+func (a *App) AddFront(name string) {
+	if a.fronts == nil {
+		a.fronts = make(map[string]bool)
+	}
+	a.fronts[name] = true
+}
+
+// networkName is the NAME in an address of the network wayhouse/NAME, "" in another.
+func networkName(listen string) string {
+	addr, err := caddy.ParseNetworkAddress(listen)
+	if err != nil || addr.Network != "wayhouse" && addr.Network != "wayhouse_udp" {
+		return ""
+	}
+	return addr.Host
 }
 
 // speaksHTTP3 reports whether the server's TCP ports are its UDP ports too.

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/wayhouse-proxy/wayhouse/internal/proxyproto"
 	"github.com/wayhouse-proxy/wayhouse/internal/relay"
 )
 
@@ -231,6 +232,42 @@ func (c *Conn) Forward(path *relay.Path, fd int) error {
 	return nil
 }
 
+// Divert takes the pending session out of the engine: take is called on the
+// worker, with an opening that knows who the client is, and with the datagrams
+// nobody has taken. When it reports true the session is over and its owner hears
+// nothing; the client's next datagram is a new one's. It reports whether that has
+// happened.
+func (c *Conn) Divert(take func(o *Opening, datagrams [][]byte) bool) (ok bool) {
+	ran := c.w.call(func(w *worker) {
+		if w.conns[c.slot] != c {
+			return
+		}
+		c.mu.Lock()
+		queue, pending := c.queue, c.state == open && !c.attached
+		c.mu.Unlock()
+		if !pending {
+			return
+		}
+		s := w.slab.at(c.slot)
+		wire := w.wire(&s.key)
+		o := Opening{
+			Worker: w.id, Client: c.client, Local: c.local, Peer: addrPort(wire.client, wire.port), Hit: c.so.hit(wire),
+			FD: -1, w: w, sock: c.so, key: s.key,
+		}
+		if ok = take(&o, queue); !ok {
+			return
+		}
+		if v := s.key.via(); v != 0 && w.vias[v].kind == proxyproto.V2UDP {
+			w.keep(v)
+		}
+		c.mu.Lock()
+		c.endLocked(net.ErrClosed)
+		c.mu.Unlock()
+		w.end(c.slot, relay.Error) // not established, so no owner is told
+	})
+	return ran && ok
+}
+
 // SetHost tells Forward the host that the client has named; see Opening.Host.
 // It must not change any more.
 func (c *Conn) SetHost(host []byte) {
@@ -238,6 +275,9 @@ func (c *Conn) SetHost(host []byte) {
 	defer c.mu.Unlock()
 	c.host = host
 }
+
+// Acceptor is who was asked about the session.
+func (c *Conn) Acceptor() Acceptor { return c.so.ep.acceptor }
 
 // ID is what operators know the session by.
 func (c *Conn) ID() relay.ID { return relay.MakeID(true, c.w.id, c.slot, c.gen) }
