@@ -31,10 +31,8 @@ type guest struct {
 	key      guestKey
 	way      udprelay.Way // to it
 	id       relay.ID
-	to       frontPort // where its server listens
-	of       *guests
-	cid      atomic.Uint64 // that the server has given it, see connIDs; 0: none
-	path     *relay.Path   // what operators see
+	to       frontPort   // where its server listens
+	path     *relay.Path // what operators see
 	stats    *flow.Listener
 	counters *relay.Counters
 	at       int // in the part, guarded by its mu
@@ -96,7 +94,7 @@ func (v *view) newGuest(key guestKey, o *udprelay.Opening, to frontPort, path *r
 	now := sinceStarted()
 	g := &guest{
 		UDPAddr: *net.UDPAddrFromAddrPort(key.client), text: key.client.String(),
-		key: key, way: o.Way(), id: relay.MakeID(true, takenWorker, guestSlots.Add(1), 0), to: to, of: v.guests,
+		key: key, way: o.Way(), id: relay.MakeID(true, takenWorker, guestSlots.Add(1), 0), to: to,
 		path: path, stats: v.stats, counters: v.counters(o.Worker), opened: now,
 	}
 	g.last.Store(now)
@@ -124,7 +122,6 @@ type guests struct {
 	n     atomic.Int64
 	armed atomic.Bool // the timer of the sweep
 	parts [guestParts]guestPart
-	ids   connIDs
 }
 
 type guestPart struct {
@@ -197,7 +194,6 @@ func (t *guests) removeLocked(p *guestPart, g *guest) {
 	p.all[last] = nil
 	p.all = p.all[:last]
 	delete(p.byKey, g.key)
-	t.ids.forget(g)
 	t.n.Add(-1)
 }
 

@@ -59,22 +59,12 @@ func (v *view) divert(ep *endpoint, o *udprelay.Opening) udprelay.Decision {
 	return udprelay.Divert
 }
 
-// visit is divert for a listener with routes: it knows the guests that these have
-// made. A client that has a new address is known by the connection ID that the
-// server has given it.
+// visit gives a datagram of a guest that a route has made to its server. known is
+// false when the client is none.
 func (v *view) visit(ep *endpoint, o *udprelay.Opening) (d udprelay.Decision, known bool) {
-	key := guestKey{ep, o.Client, o.Local, o.Peer}
-	g := v.guests.find(o.Worker, key)
+	g := v.guests.find(o.Worker, guestKey{ep, o.Client, o.Local, o.Peer})
 	if g == nil {
-		was := v.guests.moved(o.Data)
-		if was == nil {
-			return udprelay.Refuse, false
-		}
-		var rule string
-		if g, rule = v.letIn(key, o, was.to, was.path); rule != "" {
-			o.Reason = dropOf(rule)
-			return udprelay.Refuse, true
-		}
+		return udprelay.Refuse, false
 	}
 	out := outlets.pick(g.to.name, g.to.of(o.Local.Port()), true)
 	switch {
@@ -84,6 +74,12 @@ func (v *view) visit(ep *endpoint, o *udprelay.Opening) (d udprelay.Decision, kn
 		return v.drop(o, relay.PendingFull), true
 	}
 	return udprelay.Divert, true
+}
+
+// busy reports whether a server is behind with what it has.
+func (o *outlet) busy() bool {
+	t := o.top.Load()
+	return len(t.grams) > cap(t.grams)/2
 }
 
 func (o *outlet) full() bool {
@@ -186,7 +182,6 @@ func (g *guest) reply(b []byte) error {
 		g.counters.Dropped[relay.ReplySend].Add(1)
 		return err
 	}
-	g.learn(b)
 	g.moved(&g.out, len(b))
 	g.counters.PacketsS2C.Add(1)
 	g.counters.BytesS2C.Add(uint64(len(b)))

@@ -279,6 +279,9 @@ func (ep *endpoint) Open(o *udprelay.Opening) udprelay.Decision {
 		o.Reason = dropOf(rule)
 		return udprelay.Refuse
 	}
+	if v.fronts != nil {
+		v.ask(ep, o)
+	}
 	d := udprelay.Refuse
 	defer func() { // after a panic of a matcher or a balancer too
 		if d == udprelay.Refuse {

@@ -11,6 +11,7 @@ import (
 	"crypto/x509"
 	"encoding/json"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"io"
 	"math/big"
@@ -20,6 +21,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -236,5 +238,160 @@ func TestFront(t *testing.T) {
 	}
 	if r := load.Stop(); r.Lost+r.Moved+r.Reset > 0 {
 		t.Errorf("the game: %v", &r)
+	}
+}
+
+// roamer is a client's socket that may become another one.
+type roamer struct {
+	net.PacketConn // the first
+	now            atomic.Pointer[net.UDPConn]
+	in             chan gram
+}
+
+type gram struct {
+	p    []byte
+	from net.Addr
+}
+
+func newRoamer(t *testing.T, from string) *roamer {
+	r := &roamer{in: make(chan gram, 256)}
+	r.PacketConn = r.move(t, from)
+	return r
+}
+
+// move gives the client another address.
+func (r *roamer) move(t *testing.T, from string) *net.UDPConn {
+	t.Helper()
+	u, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.ParseIP(from)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { u.Close() })
+	r.now.Store(u)
+	go func() {
+		for {
+			b := make([]byte, 2000)
+			n, from, err := u.ReadFrom(b)
+			if err != nil {
+				return
+			}
+			select {
+			case r.in <- gram{b[:n], from}:
+			default:
+			}
+		}
+	}()
+	return u
+}
+
+func (r *roamer) WriteTo(p []byte, to net.Addr) (int, error) { return r.now.Load().WriteTo(p, to) }
+
+func (r *roamer) ReadFrom(p []byte) (int, net.Addr, error) {
+	g, ok := <-r.in
+	if !ok {
+		return 0, nil, net.ErrClosed
+	}
+	return copy(p, g.p), g.from, nil
+}
+
+func (r *roamer) SetReadDeadline(time.Time) error { return nil }
+
+// TestRebinding has a NAT give a client of HTTP/3 another port in the middle of a
+// connection: the server goes on with it, and the session that the game has got by
+// its first datagram ends.
+func TestRebinding(t *testing.T) {
+	c := newTown(t)
+	p := kit.Start(t, c.config(t, "one"), kit.Options{})
+	r := newRoamer(t, "127.0.0.13")
+	defer close(r.in)
+	qt := &quic.Transport{Conn: r}
+	var dials int
+	tr := &http3.Transport{TLSClientConfig: &tls.Config{RootCAs: c.roots, ServerName: site}, Dial: func(ctx context.Context, _ string, conf *tls.Config, q *quic.Config) (*quic.Conn, error) {
+		dials++
+		return qt.DialEarly(ctx, net.UDPAddrFromAddrPort(netip.MustParseAddrPort(c.addr)), conf, q)
+	}}
+	h := &http.Client{Transport: tr, Timeout: kit.Long}
+	defer tr.Close()
+	get(t, h, "https://"+site+"/")
+	r.move(t, "127.0.0.14")
+	for range 3 {
+		get(t, h, "https://"+site+"/")
+	}
+	if dials != 1 {
+		t.Errorf("%d connections", dials)
+	}
+	kit.Settles(t, "sessions of the game", 0.0, func() float64 { return p.Metric("backend_active_sessions", "pool", "game") })
+	if n := p.Metric("active_udp_sessions", "listener", "all"); n != 2 {
+		t.Errorf("%v sessions, want one of each address", n)
+	}
+}
+
+// TestBehindOthers has a front behind another handler, and in a server of the app
+// layer4.
+func TestBehindOthers(t *testing.T) {
+	c := newTown(t)
+	config := adapt(t, fmt.Sprintf(`{
+	wayhouse {
+		listener all tcp/%s udp/%[1]s {
+			@web sni %[2]s
+			route @web {
+				throttle {
+					read_bytes_per_second 1000000
+					read_burst_size 1000000
+				}
+				http_front web
+			}
+		}
+	}
+	layer4 {
+		tcp/%[3]s {
+			route {
+				http_front web:443
+			}
+		}
+	}
+}
+%[2]s {
+	bind wayhouse/web
+	tls %[4]s %[5]s
+	respond "{http.request.remote.host} {http.request.proto}"
+}
+`, c.addr, site, c.plain, c.cert, c.key))
+	p := kit.Start(t, config, kit.Options{})
+	for v, proto := range versions {
+		if body, _ := get(t, c.client(t, v, "127.0.0.9", site), "https://"+site+"/"); body != "127.0.0.9 "+proto {
+			t.Errorf("HTTP %d: %q", v, body)
+		}
+	}
+	c.addr = c.plain
+	if body, _ := get(t, c.client(t, 2, "127.0.0.9", site), "https://"+site+"/"); body != "127.0.0.9 HTTP/2.0" {
+		t.Errorf("by a layer4 server: %q", body)
+	}
+	kit.Settles(t, "connections", 2.0, func() float64 { return p.Metric("active_connections", "listener", "all") })
+}
+
+// TestNobodyListens refuses a front that no site is behind, and ends a
+// connection that would be passed on without end.
+func TestNobodyListens(t *testing.T) {
+	c := newTown(t)
+	front := kit.Route(kit.M{"handler": "http_front", "name": "web"})
+	p := kit.Start(t, c.config(t, "one"), kit.Options{})
+	err := p.Load(kit.App(kit.M{"all": kit.Listener([]string{"tcp/" + c.addr}, front)}, nil))
+	if err == nil || !strings.Contains(err.Error(), "http_front web: no server of the apps http and layer4 listens on wayhouse/web") {
+		t.Errorf("a front without a site: %v", err)
+	}
+	loop := kit.App(kit.M{"all": kit.Listener([]string{"tcp/" + c.addr}, front)}, nil)
+	loop["apps"].(kit.M)["layer4"] = kit.M{"servers": kit.M{"s": kit.M{"listen": kit.A{"wayhouse/web"}, "routes": kit.A{front}}}}
+	if err := p.Load(loop); err != nil {
+		t.Fatal(err)
+	}
+	n, err := net.Dial("tcp", c.addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer n.Close()
+	n.SetDeadline(time.Now().Add(kit.Long))
+	if got, err := io.ReadAll(n); len(got) != 0 || errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("%q, %v; want an end", got, err)
 	}
 }

@@ -276,6 +276,19 @@ func (c *Conn) SetHost(host []byte) {
 	c.host = host
 }
 
+// Ender returns a function that ends the session which the client has by then, if
+// it has one. Any goroutine may call it.
+func (o *Opening) Ender() func(relay.Reason) {
+	w, k, hash := o.w, o.key, o.hash
+	return func(why relay.Reason) {
+		w.post(func(w *worker) {
+			if slot := w.table.find(&w.slab, &k, hash); slot != 0 {
+				w.end(slot, why)
+			}
+		})
+	}
+}
+
 // Acceptor is who was asked about the session.
 func (c *Conn) Acceptor() Acceptor { return c.so.ep.acceptor }
 
