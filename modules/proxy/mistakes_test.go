@@ -283,10 +283,6 @@ func TestMistakes(t *testing.T) {
 			app: `{"listeners": {"game": {"bind": ["tcp/:7777"], "routes": [{}]}}}`, want: `listeners.game.routes[0]: handle: nothing to do: name a handler, as in {"handler": "pool", "pool": "NAME"}`,
 			caddyfile: listener + "tcp/:7777 {\n\t\troute\n\t}\n", wantInFile: "route: a handler is missing, as in route { pool NAME }, at Caddyfile:4",
 		},
-		"both protocols without routes": {
-			app: `{"listeners": {"web": {"bind": ["tcp/:7777", "udp/:7777"]}}}`, want: `listeners.web: without routes it serves the network wayhouse/web, which is tcp or udp: give tcp and udp a listener each`,
-			caddyfile: "listener web tcp/:7777 udp/:7777\n",
-		},
 		"a string where there is a list": {
 			app: `{"pools": {"lobby": {"targets": "10.0.0.5:7777"}}}`, want: `pools.lobby.targets: want a list, not string`,
 		},
