@@ -39,6 +39,9 @@ type Options struct {
 	// How long a service may take to begin its answer; 0 leaves that to the
 	// context of each request.
 	HeaderTimeout time.Duration
+
+	// How to connect; nil for Dial.
+	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
 }
 
 // Client asks one service. It may be used by several goroutines.
@@ -60,9 +63,12 @@ type Client struct {
 // when its answer is a minute old, and when the service refuses the token; when
 // it fails then, what it said before stays.
 func New(o Options, load func() (Access, error)) (*Client, error) {
+	if o.Dial == nil {
+		o.Dial = Dial
+	}
 	c := &Client{options: o, load: load, now: time.Now}
 	c.transport = http.Transport{
-		DialContext:            Dial,
+		DialContext:            o.Dial,
 		DialTLSContext:         c.dialTLS,
 		DisableCompression:     true,
 		IdleConnTimeout:        90 * time.Second,
@@ -241,7 +247,7 @@ func (c *Client) dialTLS(ctx context.Context, network, addr string) (net.Conn, e
 		}
 		config.ServerName = host
 	}
-	raw, err := Dial(ctx, network, addr)
+	raw, err := c.options.Dial(ctx, network, addr)
 	if err != nil {
 		return nil, err
 	}

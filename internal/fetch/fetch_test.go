@@ -395,3 +395,21 @@ func TestFiles(t *testing.T) {
 		t.Errorf("CAFile = %d bytes, %v", len(b), err)
 	}
 }
+
+// A service behind a socket has a URL that says nothing of where it is.
+func TestDial(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &httptest.Server{Listener: l, Config: &http.Server{Handler: http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})}}
+	s.Start()
+	t.Cleanup(s.Close)
+	c := client(t, Options{Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return Dial(ctx, "unix", path)
+	}}, Access{URL: at(t, "http://localhost")})
+	if err := get(c); err != nil {
+		t.Error(err)
+	}
+}
