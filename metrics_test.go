@@ -53,7 +53,7 @@ func allSeries(t *testing.T) []series {
 // client's address or a player would be a series for each.
 var knownLabels = []string{
 	"listener", "proto", "pool", "backend", "result", "reason", "dir", "kind", "state", "strategy", "filter",
-	"resolver", "component", "version", "commit", "name", "list",
+	"resolver", "component", "version", "commit", "name", "list", "hash",
 }
 
 // Words in a name that stand for a unit other than seconds and bytes, or for

@@ -158,8 +158,14 @@ func Prepare(t testing.TB, config M, o Options) *Process {
 // one and renames it.
 func (p *Process) WriteConfig(config M) {
 	p.t.Helper()
+	p.WriteDocument(p.Document(config))
+}
+
+// WriteDocument is WriteConfig of bytes.
+func (p *Process) WriteDocument(doc []byte) {
+	p.t.Helper()
 	tmp := p.Config + ".new"
-	if err := os.WriteFile(tmp, p.Document(config), 0o600); err != nil {
+	if err := os.WriteFile(tmp, doc, 0o600); err != nil {
 		p.t.Fatal(err)
 	}
 	if err := os.Rename(tmp, p.Config); err != nil {
@@ -295,11 +301,27 @@ func (p *Process) Log() string {
 // while a load moves the endpoint to a new server may find the connection
 // closed: a GET is tried again.
 func (p *Process) Do(method, path string, body []byte) (status int, answer string) {
+	return p.DoAs(method, path, "application/json", body)
+}
+
+// DoAs is Do with a body of that type.
+func (p *Process) DoAs(method, path, contentType string, body []byte) (status int, answer string) {
+	status, answer, _ = p.do(method, path, contentType, body)
+	return status, answer
+}
+
+// Header is a header of the answer to GET.
+func (p *Process) Header(path, name string) string {
+	_, _, header := p.do(http.MethodGet, path, "application/json", nil)
+	return header.Get(name)
+}
+
+func (p *Process) do(method, path, contentType string, body []byte) (status int, answer string, header http.Header) {
 	req, err := http.NewRequest(method, "http://localhost"+path, bytes.NewReader(body))
 	if err != nil {
-		return 0, err.Error()
+		return 0, err.Error(), nil
 	}
-	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("Content-Type", contentType)
 	res, err := p.http.Do(req)
 	for range 10 {
 		if method != http.MethodGet || !errors.Is(err, io.EOF) && !errors.Is(err, syscall.ECONNRESET) {
@@ -308,14 +330,14 @@ func (p *Process) Do(method, path string, body []byte) (status int, answer strin
 		res, err = p.http.Do(req)
 	}
 	if err != nil {
-		return 0, err.Error()
+		return 0, err.Error(), nil
 	}
 	defer res.Body.Close()
 	b, err := io.ReadAll(res.Body)
 	if err != nil {
-		return 0, err.Error()
+		return 0, err.Error(), nil
 	}
-	return res.StatusCode, string(b)
+	return res.StatusCode, string(b), res.Header
 }
 
 // Get is Do with GET.

@@ -16,7 +16,7 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 
-	"github.com/wayhouse-proxy/wayhouse/modules/intent"
+	"github.com/wayhouse-proxy/wayhouse/internal/metrics"
 	"github.com/wayhouse-proxy/wayhouse/modules/pool"
 	"github.com/wayhouse-proxy/wayhouse/modules/proxy"
 )
@@ -33,6 +33,15 @@ func (*API) CaddyModule() caddy.ModuleInfo {
 		ID:  "admin.api.wayhouse",
 		New: func() caddy.Module { return new(API) },
 	}
+}
+
+// Provision starts nothing. The context is the first that this process hears of
+// a config, and tells what becomes of it. The endpoint stays that of this config
+// also when it is refused, without our app perhaps, and then it has to have the
+// metrics of the one that runs.
+func (a *API) Provision(ctx caddy.Context) error {
+	proxy.Follow(ctx)
+	return metrics.Register(ctx.GetMetricsRegistry())
 }
 
 // call answers a request or says why not.
@@ -65,6 +74,8 @@ func (a *API) calls() map[string]map[string]call {
 
 		"/admin/overload": {http.MethodGet: a.overloadState, http.MethodPost: a.setOverload},
 
+		"/wayhouse/config/last-rejected": {http.MethodGet: a.lastRejected},
+
 		"/explain": {http.MethodPost: a.explain},
 
 		"/admin/reload":                   {http.MethodPost: a.reload},
@@ -84,7 +95,7 @@ func (a *API) Routes() []caddy.AdminRoute {
 				return nil // answered here: a client's mistake is no error to log
 			})})
 	}
-	return routes
+	return append(routes, loadRoute()...)
 }
 
 // plainMethod is the method of a request, GET for HEAD.
@@ -110,6 +121,9 @@ func serve(methods map[string]call, w http.ResponseWriter, r *http.Request) {
 	if f := r.URL.Query().Get("format"); f != "" && f != "text" && f != "json" {
 		fail(w, &problem{http.StatusBadRequest, fmt.Sprintf("format: %q is neither json nor text", f)})
 		return
+	}
+	if config := proxy.Applied(); config.Hash != "" {
+		w.Header().Set(configHeader, config.Hash)
 	}
 	if err := answer(w, r); err != nil {
 		fail(w, err)
@@ -151,42 +165,6 @@ func knownParams(q url.Values, known ...string) error {
 		}
 	}
 	return nil
-}
-
-func (a *API) healthz(w http.ResponseWriter, r *http.Request) error {
-	return state(w, r, http.StatusOK, "ok", "")
-}
-
-func (a *API) readyz(w http.ResponseWriter, r *http.Request) error {
-	switch app := proxy.Running(); {
-	case proxy.Stopping():
-		return state(w, r, http.StatusServiceUnavailable, "draining", "the process is stopping")
-	case app == nil:
-		return state(w, r, http.StatusServiceUnavailable, "not ready", "no config with the wayhouse app is running")
-	default:
-		if name, ok := app.Unbound(); ok {
-			return state(w, r, http.StatusServiceUnavailable, "not ready", fmt.Sprintf("the listener %s is not bound", name))
-		}
-	}
-	if by, drained := intent.Process.Drained(); drained {
-		return state(w, r, http.StatusServiceUnavailable, "draining", fmt.Sprintf("drained by %s at %s", by.Actor, by.At.Format(time.RFC3339)))
-	}
-	return state(w, r, http.StatusOK, "ready", "")
-}
-
-func state(w http.ResponseWriter, r *http.Request, status int, state, reason string) error {
-	if text(r) {
-		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-		w.WriteHeader(status)
-		fmt.Fprintln(w, strings.TrimSpace(state+" "+reason))
-		return nil
-	}
-	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(status)
-	return json.NewEncoder(w).Encode(struct {
-		Status string `json:"status"`
-		Reason string `json:"reason,omitempty"`
-	}{state, reason})
 }
 
 // poolJSON is a pool as operators see it.

@@ -110,7 +110,8 @@ type App struct {
 
 	engines *listener.Engines // held from Start to Stop
 	shields *offload.Use      // likewise, with Offload
-	started bool              // guarded by instances
+	hash    string            // of its JSON
+	since   time.Time         // when it started; guarded by instances
 }
 
 // CaddyModule returns the Caddy module information.
@@ -124,9 +125,10 @@ func (*App) CaddyModule() caddy.ModuleInfo {
 // UnmarshalJSON decodes the app with errors that name the path.
 func (a *App) UnmarshalJSON(b []byte) error {
 	type plain App
+	a.hash = hashOf(b)
 	err := strictjson.Unmarshal(b, (*plain)(a))
 	if err != nil {
-		instances.refused()
+		configs.undecoded(a.hash, err)
 	}
 	return err
 }
@@ -150,6 +152,7 @@ const defaultGrace = 30 * time.Second
 
 // Provision sets up pools and listeners and starts nothing.
 func (a *App) Provision(ctx caddy.Context) (err error) {
+	configs.follow(ctx, a.hash)
 	a.logger = ctx.Logger()
 	a.pools = make(map[string]*pool.Pool)
 	a.binds = make(listener.Binds)
@@ -479,6 +482,9 @@ func (a *App) Stop() error {
 
 // Cleanup gives back what Provision took; Provision may have failed half-way.
 func (a *App) Cleanup() error {
+	// Caddy does not stop the apps of a config that it refuses after they have
+	// started, such as for an admin endpoint that cannot be had.
+	stopped := a.Stop()
 	for _, l := range a.Listeners {
 		if l != nil {
 			l.Withdraw()
@@ -491,8 +497,7 @@ func (a *App) Cleanup() error {
 		p.Cleanup()
 	}
 	a.sources.Close()
-	instances.gone(a)
-	return a.geo.Close()
+	return errors.Join(stopped, a.geo.Close())
 }
 
 // Listening is where the listener of that name listens.

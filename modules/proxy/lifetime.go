@@ -9,19 +9,13 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"go.uber.org/zap"
 
-	"github.com/wayhouse-proxy/wayhouse/internal/metrics"
 	"github.com/wayhouse-proxy/wayhouse/internal/relay"
 	"github.com/wayhouse-proxy/wayhouse/modules/listener"
 	"github.com/wayhouse-proxy/wayhouse/modules/pool"
 )
 
-var (
-	reloads = metrics.Counter("config_reload_total", "Loads of a config beside a running one, by result: ok or error.", "result")
-	version = metrics.Gauge("config_version", "Unix time at which the running config was started.")
-)
-
 // instances follows the apps of this process through reloads: which one is
-// running, and what became of each load.
+// running.
 var instances lifetimes
 
 type lifetimes struct {
@@ -45,50 +39,25 @@ func (l *lifetimes) started(a *App) {
 	}
 	l.before[a] = l.current
 	l.current = a
-	a.started = true
-	version.WithLabelValues().SetToCurrentTime()
+	a.since = time.Now()
+	configs.started()
 }
 
 // stopped hears that a has stopped. Caddy stops the old config only after the
-// new one has wholly started, so that is when a reload has succeeded; when it
-// is the new one that stops, another of its apps has failed.
+// new one has wholly started; when it is the new one that stops, another of its
+// apps has failed and the old one goes on.
 func (l *lifetimes) stopped(a *App) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	old := l.before[a]
 	delete(l.before, a)
-	switch {
-	case l.current == a:
-		if l.current = old; old != nil {
-			reloads.WithLabelValues("error").Inc()
-		}
-	case !caddy.Exiting():
-		reloads.WithLabelValues("ok").Inc()
+	if l.current == a {
+		l.current = old
 	}
 	for newer, old := range l.before {
 		if old == a {
 			l.before[newer] = nil // a comes back no more
 		}
-	}
-}
-
-// gone hears that a has been cleaned up: before it started, when its config
-// was refused.
-func (l *lifetimes) gone(a *App) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if !a.started && l.current != nil {
-		reloads.WithLabelValues("error").Inc()
-	}
-}
-
-// refused hears of a config that could not be decoded: such an app is never
-// provisioned and cleaned up.
-func (l *lifetimes) refused() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.current != nil {
-		reloads.WithLabelValues("error").Inc()
 	}
 }
 

@@ -1,14 +1,12 @@
 package proxy
 
 import (
-	"cmp"
 	"os"
 	"os/signal"
 	"sync"
 	"sync/atomic"
 	"syscall"
 
-	"github.com/caddyserver/caddy/v2"
 	"go.uber.org/zap"
 )
 
@@ -35,6 +33,7 @@ func (w *signalWatch) acquire() {
 	if w.refs++; w.refs > 1 {
 		return
 	}
+	takeSignals()
 	ch, done := make(chan os.Signal, 4), make(chan struct{})
 	w.ch, w.done = ch, done
 	signal.Notify(ch, syscall.SIGHUP, syscall.SIGTERM, syscall.SIGINT)
@@ -46,9 +45,7 @@ func (w *signalWatch) acquire() {
 				continue
 			}
 			processLog.Info("reloading the config file on SIGHUP")
-			if file, adapter, err := StartFile(os.Args); err == nil {
-				caddy.SetLastConfig(cmp.Or(file, "Caddyfile"), adapter, LoadFile)
-			}
+			takeSignals()
 			if err := syscall.Kill(os.Getpid(), syscall.SIGUSR1); err != nil {
 				processLog.Error("asking for a reload failed", zap.Error(err))
 			}

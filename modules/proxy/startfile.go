@@ -1,8 +1,12 @@
 package proxy
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
 
 	"github.com/caddyserver/caddy/v2"
 	caddycmd "github.com/caddyserver/caddy/v2/cmd"
@@ -33,10 +37,39 @@ func StartFile(args []string) (file, adapter string, err error) {
 	return file, adapter, nil
 }
 
+// takeSignals has Caddy load the file of the process by LoadFile on SIGUSR1. Its
+// own way would tell us nothing of a file that cannot be read.
+func takeSignals() {
+	if file, adapter, err := StartFile(os.Args); err == nil {
+		file = cmp.Or(file, defaultFile)
+		caddy.SetLastConfig(file, cmp.Or(adapter, adapterOf(file)), LoadFile)
+	}
+}
+
+// defaultFile is what Caddy looks for in its directory without a config.
+const defaultFile = "Caddyfile"
+
+// adapterOf is the adapter that Caddy takes for a file without being told one.
+func adapterOf(file string) string {
+	base := strings.ToLower(filepath.Base(file))
+	switch {
+	case filepath.Ext(base) == ".json":
+		return ""
+	case strings.HasPrefix(base, "caddyfile"), strings.HasSuffix(base, ".caddyfile"):
+		return "caddyfile"
+	}
+	return ""
+}
+
 // LoadFile is what Caddy does on SIGUSR1, but for the answer. It has the file
 // known again for the next signal, which Caddy forgets when another config is
 // pushed.
 func LoadFile(file, adapter string) error {
+	from, _ := source()
+	return Through(from, func() error { return loadFile(file, adapter) })
+}
+
+func loadFile(file, adapter string) error {
 	config, file, adapter, err := caddycmd.LoadConfig(file, adapter)
 	if err != nil {
 		return err

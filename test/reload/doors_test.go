@@ -133,6 +133,12 @@ func TestConcurrentLoads(t *testing.T) {
 	if _, body := p.Get("/pools"); strings.Count(body, `"name":"of-`) != 1 {
 		t.Errorf("pools of other configs still run: %s", body)
 	}
+	if now, _ := applied(t, p); now != hashOf(t, config(9, 9)) {
+		t.Errorf("the hash of the running config is %s", now)
+	}
+	if _, refused := counted(p); refused != 0 {
+		t.Errorf("%d loads were counted as refused", refused)
+	}
 	load.Round(t)
 	if r := load.Stop(); !r.Perfect() {
 		t.Errorf("the load noticed: %v", &r)

@@ -2,9 +2,11 @@ package reload
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"strings"
+	"syscall"
 	"testing"
 
 	kit "github.com/wayhouse-proxy/wayhouse/internal/testkit"
@@ -101,6 +103,29 @@ func mistakes(other int) []mistake {
 		{"no sessions of a backend", "pools.p.per_backend.max_sessions", pool("per_backend", kit.M{"max_sessions": 0})},
 		{"source that is no address", "pools.p.source_addresses", pool("source_addresses", kit.A{"home"})},
 		{"unknown pool option", "targtes", pool("targtes", kit.A{})},
+		{"filter without a kind", "filter", listener(func(l kit.M) { l["filters"] = kit.A{kit.M{}} })},
+		{"unknown filter", "moat", listener(func(l kit.M) { l["filters"] = kit.A{kit.M{"filter": "moat"}} })},
+		{"filter of a network that is none", "10.0.0.0/33", listener(func(l kit.M) {
+			l["filters"] = kit.A{kit.M{"filter": "acl", "deny": kit.A{"10.0.0.0/33"}}}
+		})},
+		{"filter of a country without a database", "geo_db", listener(func(l kit.M) {
+			l["filters"] = kit.A{kit.M{"filter": "geo", "allow": kit.A{"DE"}}}
+		})},
+		{"rate of nothing", "rate_limit", listener(func(l kit.M) { l["filters"] = kit.A{kit.M{"filter": "rate_limit"}} })},
+		{"database that is not there", "geo_db", func(a kit.M) { a["geo_db"] = "/nowhere/countries.mmdb" }},
+		{"PROXY headers from nobody", "accept_proxy", listener(func(l kit.M) { l["accept_proxy"] = kit.M{} })},
+		{"PROXY headers from what is no network", "everyone", listener(func(l kit.M) { l["accept_proxy"] = kit.M{"from": kit.A{"everyone"}} })},
+		{"prefix that is none", "prefix", listener(func(l kit.M) { l["prefix"] = "home" })},
+		{"gate of TCP", "first_packet_gate", listener(func(l kit.M) { l["first_packet_gate"] = true })},
+		{"PROXY header that there is not", "v3", pool("proxy_protocol", "v3")},
+		{"PROXY header for datagrams to TCP", "v2-udp", pool("proxy_protocol", "v2-udp")},
+		{"unknown resolver", "wayhouse.resolvers.oracle", func(a kit.M) { a["resolvers"] = kit.M{"r": kit.M{"resolver": "oracle"}} }},
+		{"resolver without an endpoint", "endpoint", func(a kit.M) { a["resolvers"] = kit.M{"r": kit.M{"resolver": "http"}} }},
+		{"resolver that is not named", "no resolver", route(kit.Route(kit.M{"handler": "resolve", "resolver": "r"}))},
+		{"unknown host of sniffers", "wayhouse.sniffer_hosts.lua", func(a kit.M) { a["sniffers"] = kit.M{"lua": kit.M{}} }},
+		{"unknown sniffer", "quake", route(kit.Match(kit.M{"sniffer": kit.M{"name": "quake"}}, kit.M{"handler": "echo"}))},
+		{"bytes that are no hexadecimal digits", "first_bytes", route(kit.Match(kit.M{"first_bytes": kit.M{"prefix": "hex:xyz"}}, kit.M{"handler": "echo"}))},
+		{"unknown help of the kernel", "ebpf", func(a kit.M) { a["offload"] = "ebpf" }},
 		{"pool of UDP alone without a check", "pools.p", func(a kit.M) {
 			a["listeners"].(kit.M)["game"].(kit.M)["bind"] = kit.A{fmt.Sprintf("udp/127.0.0.1:%d", other)}
 			delete(a["pools"].(kit.M)["p"].(kit.M), "health")
@@ -109,8 +134,8 @@ func mistakes(other int) []mistake {
 }
 
 // TestRejected alternates configs that cannot run with one that can, under
-// load. What is wrong is named, nothing of the running config changes, and the
-// counters are exact.
+// load, by the API and by signals. What is wrong is named, nothing of the running
+// config changes, and the counters are exact.
 func TestRejected(t *testing.T) {
 	port, other, web := kit.Port(t), kit.Ports(t, 3)+1, kit.Port(t)
 	tcp, udp := kit.NewTCPBackend(t, 1, "127.0.0.1:0"), kit.NewUDPBackend(t, 1, "127.0.0.1:0")
@@ -126,15 +151,31 @@ func TestRejected(t *testing.T) {
 	reject := append(mistakes(other),
 		mistake{"another app fails to start", "address already in use", func(a kit.M) { a["web"] = true }},
 		mistake{name: "no JSON at all"})
+	if len(reject) < 80 {
+		t.Errorf("%d kinds of mistakes", len(reject))
+	}
 	taken, err := net.Listen("tcp", kit.Local(web))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer taken.Close()
-	counted, loaded := 0, 0
+	refused, loaded, hash := 0, 0, hashOf(t, good(0))
 	config := func() string { _, body := p.Get("/config/apps"); return body }
-	for i, m := range reject {
-		running := config()
+	signal := func(doc []byte) error {
+		p.WriteDocument(doc)
+		p.Signal(syscall.SIGHUP)
+		kit.Eventually(t, "the load is counted", func() bool { ok, errs := counted(p); return ok+errs == loaded+refused+1 })
+		if ok, _ := counted(p); ok > loaded {
+			return nil
+		}
+		var last rejected
+		p.JSON(lastRejected, &last)
+		return errors.New(last.Error)
+	}
+	for i := range kit.Scaled(len(reject), 500) {
+		m := reject[i%len(reject)]
+		bring := []func([]byte) error{p.LoadDocument, signal}[i%7%2]
+		before := config()
 		doc := p.Document(good(0))
 		if m.make != nil {
 			var c kit.M
@@ -151,24 +192,32 @@ func TestRejected(t *testing.T) {
 		} else {
 			doc = append(doc, '}')
 		}
-		err := p.LoadDocument(doc)
+		err := bring(doc)
 		switch {
 		case err == nil:
 			t.Errorf("%s: taken", m.name)
 			loaded++
 		case !strings.Contains(err.Error(), m.want):
 			t.Errorf("%s: the error does not tell %q: %v", m.name, m.want, err)
-		}
-		if now := config(); err != nil && now != running {
-			t.Errorf("%s: the running config has changed from %s to %s", m.name, running, now)
-		}
-		// What is no JSON never reaches the app.
-		if err != nil && m.make != nil {
-			counted++
+			fallthrough
+		default:
+			refused++
+			if now := config(); now != before {
+				t.Errorf("%s: the running config has changed from %s to %s", m.name, before, now)
+			}
+			if now, _ := applied(t, p); now != hash {
+				t.Errorf("%s: the hash of the running config has changed from %s to %s", m.name, hash, now)
+			}
 		}
 		if i%4 == 0 {
-			p.MustLoad(good(1 + i%8/4))
-			loaded++
+			c := good(1 + i%8/4)
+			if err := bring(p.Document(c)); err != nil {
+				t.Errorf("after %s: a config that can run is refused: %v", m.name, err)
+			}
+			loaded, hash = loaded+1, hashOf(t, c)
+			if now, _ := applied(t, p); now != hash {
+				t.Errorf("after %s: the hash of the running config is %s, want %s", m.name, now, hash)
+			}
 		}
 	}
 	load.Round(t)
@@ -178,11 +227,60 @@ func TestRejected(t *testing.T) {
 	if now := listening(t, p, port); now != sockets {
 		t.Errorf("the listening sockets were %s and are %s", sockets, now)
 	}
-	if got := p.Metric("config_reload_total", "result", "error"); got != float64(counted) {
-		t.Errorf("config_reload_total of errors is %v, want %d", got, counted)
+	if ok, errs := counted(p); ok != loaded || errs != refused {
+		t.Errorf("config_reload_total is %d and %d of errors, want %d and %d", ok, errs, loaded, refused)
 	}
-	if got := p.Metric("config_reload_total", "result", "ok"); got != float64(loaded) {
-		t.Errorf("config_reload_total is %v, want %d", got, loaded)
+	t.Logf("%d kinds of mistakes, %d configs refused, %d taken", len(reject), refused, loaded)
+}
+
+// TestRejectedWatch is TestRejected by a file that is watched, which takes a
+// second for each.
+func TestRejectedWatch(t *testing.T) {
+	port, other := kit.Port(t), kit.Ports(t, 3)+1
+	b := kit.NewTCPBackend(t, 1, "127.0.0.1:0")
+	good := func(n int) kit.M {
+		return kit.App(kit.M{"game": kit.ToPool("p", fmt.Sprintf("tcp/127.0.0.1:%d", port))},
+			kit.M{"p": kit.Pool(b.Addr), fmt.Sprintf("q%d", n): kit.Pool(b.Addr)})
 	}
-	t.Logf("%d configs refused, %d of them by the app, %d taken", len(reject), counted, loaded)
+	p := kit.Prepare(t, good(0), kit.Options{})
+	start(p, "--watch")
+	kit.Eventually(t, "the file is watched", func() bool { return strings.Contains(p.Log(), "watching config file") })
+	sockets, reject := listening(t, p, port), mistakes(other)
+	refused, loaded := 0, 0
+	load := func(c kit.M) {
+		t.Helper()
+		p.WriteConfig(c)
+		kit.Eventually(t, "the load is counted", func() bool { ok, errs := counted(p); return ok+errs == loaded+refused+1 })
+	}
+	for i := range kit.Scaled(4, 160) {
+		m := reject[i*(len(reject)/4+1)%len(reject)]
+		var c kit.M
+		if err := json.Unmarshal(p.Document(good(i)), &c); err != nil {
+			t.Fatal(err)
+		}
+		m.make(c["apps"].(kit.M)["wayhouse"].(kit.M))
+		hash, _ := applied(t, p)
+		load(c)
+		refused++
+		var last rejected
+		if p.JSON(lastRejected, &last); last.Source != "watch" || !strings.Contains(last.Error, m.want) {
+			t.Errorf("%s: last rejected: %+v", m.name, last)
+		}
+		if now, _ := applied(t, p); now != hash {
+			t.Errorf("%s: the hash of the running config has changed from %s to %s", m.name, hash, now)
+		}
+		if i%2 == 1 {
+			load(good(i + 1))
+			loaded++
+			if now, _ := applied(t, p); now != hashOf(t, good(i+1)) {
+				t.Errorf("after %s: the hash of the running config is %s", m.name, now)
+			}
+		}
+	}
+	if ok, errs := counted(p); ok != loaded || errs != refused {
+		t.Errorf("config_reload_total is %d and %d of errors, want %d and %d", ok, errs, loaded, refused)
+	}
+	if now := listening(t, p, port); now != sockets {
+		t.Errorf("the listening sockets were %s and are %s", sockets, now)
+	}
 }
