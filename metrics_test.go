@@ -137,3 +137,51 @@ func TestMetricsPage(t *testing.T) {
 		t.Errorf("docs/metrics.md has %s, which there is not", name)
 	}
 }
+
+// promised are the series of the specification's chapter on operations, with
+// their labels.
+var promised = map[string]string{
+	"listener_connections_total": "listener result", "active_connections": "listener", "active_udp_sessions": "listener",
+	"connection_duration_seconds": "listener", "bytes_total": "listener dir", "packets_total": "listener dir",
+	"datagrams_dropped_total": "listener reason", "pool_backends": "pool state", "backend_active_sessions": "pool backend",
+	"backend_connect_errors_total": "pool backend kind", "healthcheck_total": "pool backend result",
+	"lb_selections_total": "pool strategy result", "route_hints_applied_total": "listener",
+	"proxy_protocol_headers_total": "pool version", "discovery_refresh_total": "pool kind result", "discovery_backends": "pool",
+	"accept_errors_total": "listener", "filter_blocked_total": "listener filter", "sniffer_calls_total": "name result",
+	"sniffer_call_seconds": "name", "resolver_requests_total": "resolver result", "resolver_cache_total": "resolver result",
+	"config_reload_total": "result", "config_version": "", "listener_bind_failures_total": "listener",
+	"build_info": "component version commit", "fd_open": "", "fd_limit": "",
+	// Planned there, and built here.
+	"resolver_latency_seconds": "resolver",
+}
+
+// later are those that belong to parts which there are not yet: gossip between
+// instances, TLS of the admin API, components that talk to each other, the web
+// front's own process and certificates.
+var later = map[string]string{
+	"tls_handshakes_refused_total": "reason", "tls_handshakes_evicted_total": "", "gossip_members": "",
+	"gossip_messages_total": "direction", "gossip_auth_rejected_total": "", "gossip_stale_rejected_total": "",
+	"gossip_version_rejected_total": "", "gossip_registers_dropped_total": "reason", "protocol_mismatch_total": "route_group",
+	"backend_domain_down": "pool backend", "web_sync_last_ok": "", "web_sync_loads_total": "", "web_sync_rejects_total": "",
+	"web_sync_errors_total": "stage", "web_sync_last_render_seconds": "", "acme_cert_expiry_seconds": "site",
+	"acme_issue_total": "result", "acme_held": "", "session_setup_seconds": "listener phase", "worker_busy_ratio": "worker",
+}
+
+// TestPromisedMetrics finds each series of the specification with exactly its
+// labels.
+func TestPromisedMetrics(t *testing.T) {
+	is := make(map[string]string)
+	for _, s := range allSeries(t) {
+		is[strings.TrimPrefix(s.name, "wayhouse_")] = strings.Join(s.labels, " ")
+	}
+	for name, labels := range promised {
+		if got, ok := is[name]; !ok || got != labels {
+			t.Errorf("wayhouse_%s: there %v, labels %q, want %q", name, ok, got, labels)
+		}
+	}
+	for name, labels := range later {
+		if got, ok := is[name]; ok && got != labels {
+			t.Errorf("wayhouse_%s has the labels %q, want %q", name, got, labels)
+		}
+	}
+}

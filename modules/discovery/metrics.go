@@ -64,6 +64,17 @@ func countersOf(pool, kind string) *counters {
 	return c
 }
 
+// Forget removes the counters of a pool that no config has any more.
+func Forget(pool string) {
+	known.mu.Lock()
+	defer known.mu.Unlock()
+	for key := range known.by {
+		if key[0] == pool {
+			delete(known.by, key)
+		}
+	}
+}
+
 func (c *counters) add(r result, left skipped) {
 	c.refresh[r].Inc()
 	for i, n := range left {

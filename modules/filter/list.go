@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
+	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
 	"github.com/wayhouse-proxy/wayhouse/internal/cidr"
@@ -110,6 +111,7 @@ func giveList(l *list) error {
 func (l *list) Destruct() error {
 	listNetworks.DeleteLabelValues(l.name)
 	listLastOK.DeleteLabelValues(l.name)
+	listRefresh.DeletePartialMatch(prometheus.Labels{"list": l.name})
 	return nil
 }
 

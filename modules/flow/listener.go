@@ -83,6 +83,24 @@ func ListenerOf(name string) *Listener {
 	return l
 }
 
+// Forget removes the counters of a listener that no config has any more. It
+// reports false, and does nothing, while there are flows of it.
+func Forget(name string) bool {
+	listenersMu.Lock()
+	defer listenersMu.Unlock()
+	l := listeners[name]
+	if l == nil {
+		return true
+	}
+	if l.Conns.Load() != 0 || l.Sessions.Load() != 0 {
+		return false
+	}
+	delete(listeners, name)
+	all := slices.Collect(maps.Values(listeners))
+	everyListener.Store(&all)
+	return true
+}
+
 // Workers returns a set of counters for n workers, the same one for as long
 // as n does not change.
 func (l *Listener) Workers(n int) []relay.Counters {

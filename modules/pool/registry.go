@@ -105,6 +105,13 @@ func Selections(yield func(pool, policy string, results [3]uint64)) {
 	}
 }
 
+// ForgetSelections removes the counts of a pool that no config has any more.
+func ForgetSelections(pool string) {
+	registry.mu.Lock()
+	defer registry.mu.Unlock()
+	maps.DeleteFunc(registry.selections, func(s selection, _ *counts) bool { return s.pool == pool })
+}
+
 // All returns the running pools of the newest config, by name.
 func All() iter.Seq[*Pool] {
 	registry.mu.Lock()

@@ -22,6 +22,8 @@ type lifetimes struct {
 	mu      sync.Mutex
 	current *App
 	before  map[*App]*App // what was running when an app started
+
+	departed departed
 }
 
 // Running is the app of the config that runs, nil without one.
@@ -36,11 +38,17 @@ func (l *lifetimes) started(a *App) {
 	defer l.mu.Unlock()
 	if l.before == nil {
 		l.before = make(map[*App]*App)
+		l.departed = make(departed)
 	}
 	l.before[a] = l.current
 	l.current = a
 	a.since = time.Now()
 	configs.started()
+	for _, n := range l.departed.see(a.names(), a.since) {
+		if forget(n) {
+			delete(l.departed, n)
+		}
+	}
 }
 
 // stopped hears that a has stopped. Caddy stops the old config only after the

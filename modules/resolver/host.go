@@ -213,7 +213,9 @@ func (h *Host) keep(k cacheKey, a Answer, err error) {
 func (h *Host) ask(r *Request) (Answer, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Duration(*h.set.Timeout))
 	defer cancel()
+	began := time.Now()
 	a, err := h.call(ctx, r)
+	h.counts.took.Observe(time.Since(began).Seconds())
 	switch {
 	case err == nil && a.Empty():
 		h.counts.requests[resultEmpty].Inc()

@@ -8,8 +8,14 @@ import (
 
 var (
 	requestsTotal = metrics.Counter("resolver_requests_total", "Calls of a resolver by their result.", "resolver", "result")
-	cacheTotal    = metrics.Counter("resolver_cache_total", "Flows by what the resolver's cache had for them.", "resolver", "result")
+	took          = prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Namespace: metrics.Namespace, Name: "resolver_latency_seconds", Help: "How long calls of a resolver took, whatever became of them.",
+		Buckets: []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5},
+	}, []string{"resolver"})
+	cacheTotal = metrics.Counter("resolver_cache_total", "Flows by what the resolver's cache had for them.", "resolver", "result")
 )
+
+func init() { metrics.Add(took) }
 
 // result is what became of a call.
 type result uint8
@@ -37,11 +43,12 @@ const (
 // counters of one resolver.
 type counters struct {
 	requests [numResults]prometheus.Counter
+	took     prometheus.Observer
 	cache    [numFound]prometheus.Counter
 }
 
 func countersOf(name string) *counters {
-	c := new(counters)
+	c := &counters{took: took.WithLabelValues(name)}
 	for i, r := range [numResults]string{"ok", "empty", "timeout", "error"} {
 		c.requests[i] = requestsTotal.WithLabelValues(name, r)
 	}

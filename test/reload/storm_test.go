@@ -80,7 +80,7 @@ func TestStorm(t *testing.T) {
 // storm reloads a config under load and then looks for anything that it cost.
 func storm(t *testing.T, kinds string) {
 	flows, reloads, rate := 1000, kit.Scaled(25, 300), 10000 // 300: five a second for a minute
-	if strings.Count(kinds, " ") == 2 { // all at once: the whole promise in every run
+	if strings.Count(kinds, " ") == 2 {                      // all at once: the whole promise in every run
 		reloads = max(reloads, 100)
 	}
 	if kit.Race {
