@@ -52,6 +52,8 @@ var table = map[string]route{
 	"/admin/sniffers/{name}": {"/admin/sniffers/nobody", map[string]call{"DELETE": {role: "admin", status: 404}}},
 	"/admin/sniffers/{name}/rollback": {"/admin/sniffers/nobody/rollback",
 		map[string]call{"POST": {role: "admin", status: 404}}},
+	"/wayhouse/config/last-rejected": {"/wayhouse/config/last-rejected",
+		map[string]call{"GET": {role: "read", status: 404}}},
 	"/route-hints/{src_ip}": {"/route-hints/192.0.2.1", map[string]call{"DELETE": {role: "operate", status: 404}}},
 }
 
@@ -104,6 +106,9 @@ func inventory(t *testing.T, c *client) {
 	t.Helper()
 	missing := maps.Clone(table)
 	for _, r := range new(adminapi.API).Routes() {
+		if r.Pattern == "POST /load" {
+			continue // Caddy's own, which is heard there; a site has none
+		}
 		want, ok := table[r.Pattern]
 		if !ok {
 			t.Errorf("the route %s is not in the table", r.Pattern)
