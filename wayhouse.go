@@ -24,6 +24,7 @@ import (
 	_ "github.com/wayhouse-proxy/wayhouse/modules/balancer"
 	_ "github.com/wayhouse-proxy/wayhouse/modules/discovery"
 	_ "github.com/wayhouse-proxy/wayhouse/modules/discovery/docker"
+	_ "github.com/wayhouse-proxy/wayhouse/modules/discovery/kubernetes"
 	_ "github.com/wayhouse-proxy/wayhouse/modules/doctor"
 	_ "github.com/wayhouse-proxy/wayhouse/modules/filter"
 	_ "github.com/wayhouse-proxy/wayhouse/modules/health"

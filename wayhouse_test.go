@@ -95,11 +95,27 @@ func pages(t *testing.T) []string {
 
 var fence = regexp.MustCompile("(?ms)^```([a-z]*)\n(.*?)^```$")
 
+// credentials is a directory with the files that examples have secrets in.
+func credentials(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	for name, content := range map[string]string{
+		"kubeconfig": `{current-context: a, contexts: [{name: a, context: {cluster: b, user: c}}],
+			clusters: [{name: b, cluster: {server: "https://192.0.2.1:6443"}}], users: [{name: c, user: {token: a-token}}]}`,
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(strings.ReplaceAll(content, "\t", "")), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
 // TestDocs adapts and validates every example of the documents.
 func TestDocs(t *testing.T) {
 	for _, name := range []string{"WAYHOUSE_ADMIN_TOKEN", "WAYHOUSE_SCRAPE_TOKEN"} {
 		t.Setenv(name, "the-value-of-"+name)
 	}
+	t.Setenv("CREDENTIALS_DIRECTORY", credentials(t))
 	blocks := 0
 	for _, page := range pages(t) {
 		for _, m := range fence.FindAllSubmatch(read(t, page), -1) {

@@ -32,19 +32,23 @@ type Access struct {
 	ServerName string
 }
 
-func (a *Access) check() error {
+// Check says what is wrong with it: certificates that are none, and secrets that
+// would go over the network in the clear.
+func (a *Access) Check() error {
+	_, err := a.check()
+	return err
+}
+
+// check is Check, and makes of the certificates what connections need.
+func (a *Access) check() (*tls.Config, error) {
 	if a.URL.Scheme == "http" && !Loopback(a.URL) {
 		switch {
 		case a.Token != "":
-			return fmt.Errorf("%s: a token would go over the network in the clear; use https://", a.URL)
+			return nil, fmt.Errorf("%s: a token would go over the network in the clear; use https://", a.URL)
 		case a.Cert != nil:
-			return fmt.Errorf("%s: a certificate shows who asks over https:// only", a.URL)
+			return nil, fmt.Errorf("%s: a certificate shows who asks over https:// only", a.URL)
 		}
 	}
-	return nil
-}
-
-func (a *Access) tls() (*tls.Config, error) {
 	c := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: a.ServerName}
 	if a.Roots != nil {
 		c.RootCAs = x509.NewCertPool()

@@ -218,10 +218,7 @@ func (c *Client) loadLocked() error {
 	if err != nil {
 		return err
 	}
-	if err := a.check(); err != nil {
-		return err
-	}
-	config, err := a.tls()
+	config, err := a.check()
 	if err != nil {
 		return err
 	}

@@ -13,11 +13,11 @@ import (
 	"regexp"
 	"time"
 
-	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 
 	"github.com/wayhouse-proxy/wayhouse/internal/caddyopt"
 	"github.com/wayhouse-proxy/wayhouse/internal/fetch"
+	"github.com/wayhouse-proxy/wayhouse/internal/placeholder"
 )
 
 // Where a pod finds its service account.
@@ -128,21 +128,14 @@ func (a *Access) Connect() (*Client, error) {
 }
 
 func (a *Access) replace() error {
-	repl := caddy.NewReplacer()
-	for _, o := range []struct {
-		name string
-		v    *string
-	}{
-		{"namespace", &a.Namespace}, {"api", &a.API}, {"token_file", &a.TokenFile},
-		{"ca_file", &a.CAFile}, {"kubeconfig", &a.Kubeconfig}, {"context", &a.Context},
-	} {
-		s, err := repl.ReplaceOrErr(*o.v, true, true)
-		if err != nil {
-			return fmt.Errorf("%s: %w", o.name, err)
-		}
-		*o.v = s
-	}
-	return nil
+	return placeholder.Replace(
+		placeholder.Option{Name: "namespace", Value: &a.Namespace},
+		placeholder.Option{Name: "api", Value: &a.API},
+		placeholder.Option{Name: "token_file", Value: &a.TokenFile},
+		placeholder.Option{Name: "ca_file", Value: &a.CAFile},
+		placeholder.Option{Name: "kubeconfig", Value: &a.Kubeconfig},
+		placeholder.Option{Name: "context", Value: &a.Context},
+	)
 }
 
 // inPod is the access by api, token_file and ca_file, and what a pod has.
@@ -160,9 +153,9 @@ func (a *Access) inPod() (to fetch.Access, err error) {
 		switch {
 		case errors.Is(err, fs.ErrNotExist) && a.API != "": // perhaps kubectl proxy, which asks for none
 		case errors.Is(err, fs.ErrNotExist):
-			return to, fmt.Errorf("there is no %s, as in a pod with a service account: give api and token_file, or a kubeconfig", a.pod.token)
+			return to, fmt.Errorf("token_file: there is no %s, as in a pod with a service account: give api and token_file, or a kubeconfig", a.pod.token)
 		case err != nil:
-			return to, fmt.Errorf("the pod's token: %w", err)
+			return to, fmt.Errorf("token_file: %w", err)
 		}
 	}
 	switch {
@@ -175,7 +168,7 @@ func (a *Access) inPod() (to fetch.Access, err error) {
 		}
 	case to.URL.Scheme == "https":
 		if to.Roots, err = fetch.CAFile(a.pod.ca); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return to, fmt.Errorf("the pod's ca.crt: %w", err)
+			return to, fmt.Errorf("ca_file: %w", err)
 		}
 	}
 	return to, nil
@@ -208,6 +201,9 @@ func (a *Access) byKubeconfig() (fetch.Access, error) {
 	k, err := readKubeconfig(a.Kubeconfig, a.Context)
 	if err != nil {
 		return fetch.Access{}, fmt.Errorf("kubeconfig: %w", err)
+	}
+	if err := k.access.Check(); err != nil {
+		return fetch.Access{}, fmt.Errorf("kubeconfig: %s: %w", a.Kubeconfig, err)
 	}
 	return k.access, nil
 }

@@ -84,7 +84,7 @@ func TestConnectRefuses(t *testing.T) {
 		a    Access
 		want string
 	}{
-		"no pod":               {Access{}, "there is no " + none + ", as in a pod"},
+		"no pod":               {Access{}, "token_file: there is no " + none + ", as in a pod"},
 		"http to another host": {Access{API: "http://192.0.2.1:8080", TokenFile: token}, "api: \"http://192.0.2.1:8080\" is http:// to another host"},
 		"http without token":   {Access{API: "http://192.0.2.1:8080"}, "api: \"http://192.0.2.1:8080\" is http:// to another host"},
 		"user":                 {Access{API: "https://a:canary@192.0.2.1"}, "api: a user in the URL"},
