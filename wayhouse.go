@@ -23,6 +23,7 @@ import (
 	_ "github.com/wayhouse-proxy/wayhouse/modules/adminapi"
 	_ "github.com/wayhouse-proxy/wayhouse/modules/balancer"
 	_ "github.com/wayhouse-proxy/wayhouse/modules/discovery"
+	_ "github.com/wayhouse-proxy/wayhouse/modules/discovery/consul"
 	_ "github.com/wayhouse-proxy/wayhouse/modules/discovery/docker"
 	_ "github.com/wayhouse-proxy/wayhouse/modules/discovery/kubernetes"
 	_ "github.com/wayhouse-proxy/wayhouse/modules/doctor"

@@ -100,6 +100,7 @@ func credentials(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
 	for name, content := range map[string]string{
+		"consul-token": "a-token\n",
 		"kubeconfig": `{current-context: a, contexts: [{name: a, context: {cluster: b, user: c}}],
 			clusters: [{name: b, cluster: {server: "https://192.0.2.1:6443"}}], users: [{name: c, user: {token: a-token}}]}`,
 	} {
