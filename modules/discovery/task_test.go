@@ -309,10 +309,14 @@ func TestFaults(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				h, k := newHeld(t)
 				pool := t.Name()
+				left := func(reason string) float64 { return testutil.ToFloat64(skippedTotal.WithLabelValues(pool, "held", reason)) }
 				var u *Use
 				for i, s := range steps {
 					counted := func() float64 { return testutil.ToFloat64(refreshTotal.WithLabelValues(pool, "held", s.result)) }
-					before := counted()
+					before, leftBefore := counted(), make(map[string]float64)
+					for _, r := range []string{"invalid", "duplicate", "too_many"} {
+						leftBefore[r] = left(r)
+					}
 					h.tell(s.set, s.err)
 					if u == nil {
 						u, _ = use(t, k, pool)
@@ -329,7 +333,7 @@ func TestFaults(t *testing.T) {
 						t.Errorf("step %d: %v counted as %s, want 1", i, got, s.result)
 					}
 					for _, r := range []string{"invalid", "duplicate", "too_many"} {
-						if n := testutil.ToFloat64(skippedTotal.WithLabelValues(pool, "held", r)); (n > 0) != (r == s.skipped) {
+						if n := left(r) - leftBefore[r]; (n > 0) != (r == s.skipped) {
 							t.Errorf("step %d: %v skipped as %s", i, n, r)
 						}
 					}
