@@ -67,6 +67,9 @@ func (s *DNS) Provision(ctx caddy.Context) (err error) {
 func (s *DNS) List(ctx context.Context) (Set, error) {
 	set, err := listTargets(ctx, &s.names, []hostport.Target{s.target})
 	set.Ordered = false
+	if set.Incomplete != nil && !s.names.known[s.target.Host].Half {
+		return Set{}, set.Incomplete
+	}
 	return set, err
 }
 

@@ -309,7 +309,9 @@ func TestFaults(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				h, k := newHeld(t)
 				pool := t.Name()
-				left := func(reason string) float64 { return testutil.ToFloat64(skippedTotal.WithLabelValues(pool, "held", reason)) }
+				left := func(reason string) float64 {
+					return testutil.ToFloat64(skippedTotal.WithLabelValues(pool, "held", reason))
+				}
 				var u *Use
 				for i, s := range steps {
 					counted := func() float64 { return testutil.ToFloat64(refreshTotal.WithLabelValues(pool, "held", s.result)) }
