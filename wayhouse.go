@@ -22,6 +22,7 @@ import (
 	_ "github.com/wayhouse-proxy/wayhouse/matchers/ticket"
 	_ "github.com/wayhouse-proxy/wayhouse/modules/adminapi"
 	_ "github.com/wayhouse-proxy/wayhouse/modules/balancer"
+	_ "github.com/wayhouse-proxy/wayhouse/modules/console"
 	_ "github.com/wayhouse-proxy/wayhouse/modules/discovery"
 	_ "github.com/wayhouse-proxy/wayhouse/modules/discovery/consul"
 	_ "github.com/wayhouse-proxy/wayhouse/modules/discovery/docker"

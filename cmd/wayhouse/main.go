@@ -3,10 +3,14 @@
 package main
 
 import (
+	"github.com/caddyserver/caddy/v2"
 	caddycmd "github.com/caddyserver/caddy/v2/cmd"
 	_ "github.com/caddyserver/caddy/v2/modules/standard"
 
 	_ "github.com/wayhouse-proxy/wayhouse"
 )
 
-func main() { caddycmd.Main() }
+func main() {
+	caddy.CustomBinaryName = "wayhouse" // in what commands say of themselves
+	caddycmd.Main()
+}
