@@ -46,12 +46,14 @@ func TestBadAnswers(t *testing.T) {
 		answer http.HandlerFunc
 		want   string
 	}{
-		"a chunk cut off":      {hijack("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n100\r\n[{\"Id\": \"a\"},"), "unexpected EOF"},
-		"a body cut off":       {hijack("HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n[{\"Id\": \"a\"}"), "unexpected EOF"},
-		"no body":              {body(""), "unexpected EOF"},
-		"the last chunk gone":  {hijack("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n[]\r\n"), "unexpected EOF"},
-		"no HTTP":              {hijack("SSH-2.0-OpenSSH\r\n"), "malformed HTTP response"},
-		"a redirect":           {func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "http://192.0.2.1/", http.StatusFound) }, "status 302"},
+		"a chunk cut off":     {hijack("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n100\r\n[{\"Id\": \"a\"},"), "unexpected EOF"},
+		"a body cut off":      {hijack("HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n[{\"Id\": \"a\"}"), "unexpected EOF"},
+		"no body":             {body(""), "unexpected EOF"},
+		"the last chunk gone": {hijack("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n[]\r\n"), "unexpected EOF"},
+		"no HTTP":             {hijack("SSH-2.0-OpenSSH\r\n"), "malformed HTTP response"},
+		"a redirect": {func(w http.ResponseWriter, r *http.Request) {
+			http.Redirect(w, r, "http://192.0.2.1/", http.StatusFound)
+		}, "status 302"},
 		"an object":            {body(`{"message": "hello"}`), "where an array belongs"},
 		"more after it":        {body(`[] []`), "more follows"},
 		"no JSON":              {body(`[<html>`), "invalid character"},
