@@ -2,6 +2,7 @@ package kube
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -37,6 +38,10 @@ type Objects struct {
 	Group    string // with the version: discovery.k8s.io/v1
 	Resource string // endpointslices
 	Labels   string // selector; "" for all
+
+	// Concerns reports whether an event is news: an object that is there, or one
+	// that has been deleted. It is called by Watch. nil: every event is.
+	Concerns func(deleted bool, object json.RawMessage) bool
 }
 
 // Follower lists objects and hears of their changes. List and Watch may run at
@@ -46,6 +51,8 @@ type Follower struct {
 	path   string
 	labels string
 	what   string
+
+	concerns func(deleted bool, object json.RawMessage) bool
 
 	mu      sync.Mutex
 	version string        // where a watch goes on; "" when only a list can tell
@@ -60,7 +67,7 @@ func (c *Client) Follow(o Objects) *Follower {
 		client: c,
 		path:   "apis/" + o.Group + "/namespaces/" + c.namespace + "/" + o.Resource,
 		labels: o.Labels,
-		what:   o.Resource + " in namespace " + c.namespace,
+		what:   o.Resource + " in namespace " + c.namespace, concerns: o.Concerns,
 		listed: make(chan struct{}), watchFor: watchFor,
 	}
 }
@@ -293,7 +300,9 @@ func (f *Follower) watch(ctx context.Context, version string, changed func()) er
 		}
 		switch e.kind {
 		case added, modified, deleted:
-			changed()
+			if f.concerns == nil || f.concerns(e.kind == deleted, e.object) {
+				changed()
+			}
 		case gone:
 			return errGone
 		case failed:
@@ -318,18 +327,15 @@ const (
 type event struct {
 	kind    eventKind
 	version string
-	message string // of failed
+	object  json.RawMessage // of added, modified and deleted
+	message string          // of failed
 }
 
 // nextEvent reads an event. At the end of the stream the error is io.EOF.
 func nextEvent(d *fetch.Decoder) (event, error) {
 	var line struct {
 		Type   string
-		Object struct {
-			Metadata        struct{ ResourceVersion string }
-			Code            int
-			Reason, Message string
-		}
+		Object json.RawMessage
 	}
 	if err := d.Decode(&line); err != nil {
 		if err == io.EOF {
@@ -337,7 +343,17 @@ func nextEvent(d *fetch.Decoder) (event, error) {
 		}
 		return event{}, whole(err)
 	}
-	e := event{version: line.Object.Metadata.ResourceVersion}
+	var said struct {
+		Metadata        struct{ ResourceVersion string }
+		Code            int
+		Reason, Message string
+	}
+	if len(line.Object) > 0 {
+		if err := json.Unmarshal(line.Object, &said); err != nil {
+			return event{}, err
+		}
+	}
+	e := event{version: said.Metadata.ResourceVersion, object: line.Object}
 	switch line.Type {
 	case "ADDED":
 		e.kind = added
@@ -348,7 +364,7 @@ func nextEvent(d *fetch.Decoder) (event, error) {
 	case "BOOKMARK":
 		e.kind = bookmark
 	case "ERROR":
-		s := line.Object
+		s := said
 		if s.Code == http.StatusGone || s.Reason == "Expired" || s.Reason == "Gone" {
 			return event{kind: gone}, nil
 		}

@@ -2,10 +2,12 @@ package kube
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -305,6 +307,38 @@ func TestWatchTells(t *testing.T) {
 	}
 	if n := api.Watches(); n != 1 {
 		t.Errorf("%d watches were opened, want 1", n)
+	}
+}
+
+// TestWatchConcerns leaves out what is no news, and goes on behind it.
+func TestWatchConcerns(t *testing.T) {
+	api := kubetest.New(t)
+	f := follow(t, Access{}, api)
+	type seen struct {
+		name    string
+		deleted bool
+	}
+	var asked []seen // by Watch alone, until the end
+	f.concerns = func(deleted bool, object json.RawMessage) bool {
+		var o thing
+		if err := json.Unmarshal(object, &o); err != nil {
+			t.Errorf("%s: %v", object, err)
+		}
+		asked = append(asked, seen{o.Metadata.Name, deleted})
+		return o.Metadata.Name != "dull"
+	}
+	w := watch(t, f)
+	mustList(t, f)
+	put(api, "dull")
+	put(api, "dull")
+	put(api, "a")
+	api.Delete(things, "dull")
+	api.Delete(things, "a")
+	w.waitChanges(t, 2)
+	w.cancel()
+	w.end(t)
+	if want := []seen{{"dull", false}, {"dull", false}, {"a", false}, {"dull", true}, {"a", true}}; !slices.Equal(asked, want) {
+		t.Errorf("asked about %v, want %v", asked, want)
 	}
 }
 
