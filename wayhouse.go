@@ -24,6 +24,7 @@ import (
 	_ "github.com/wayhouse-proxy/wayhouse/modules/balancer"
 	_ "github.com/wayhouse-proxy/wayhouse/modules/console"
 	_ "github.com/wayhouse-proxy/wayhouse/modules/discovery"
+	_ "github.com/wayhouse-proxy/wayhouse/modules/discovery/agones"
 	_ "github.com/wayhouse-proxy/wayhouse/modules/discovery/consul"
 	_ "github.com/wayhouse-proxy/wayhouse/modules/discovery/docker"
 	_ "github.com/wayhouse-proxy/wayhouse/modules/discovery/kubernetes"
