@@ -36,4 +36,5 @@ import (
 	_ "github.com/wayhouse-proxy/wayhouse/modules/resolver"
 	_ "github.com/wayhouse-proxy/wayhouse/modules/sniff/native"
 	_ "github.com/wayhouse-proxy/wayhouse/modules/sniff/wasm"
+	_ "github.com/wayhouse-proxy/wayhouse/modules/webfront"
 )

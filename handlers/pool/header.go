@@ -18,10 +18,7 @@ import (
 	"github.com/wayhouse-proxy/wayhouse/modules/sniff"
 )
 
-var (
-	headersSent = metrics.Counter("proxy_protocol_headers_total", "Connections and UDP sessions whose client a backend was told by a PROXY header.", "pool", "version")
-	misfits     = metrics.Counter("proxy_protocol_misfits_total", "Connections and UDP sessions refused because the pool's PROXY header is not for them.", "pool")
-)
+var misfits = metrics.Counter("proxy_protocol_misfits_total", "Connections and UDP sessions refused because the pool's PROXY header is not for them.", "pool")
 
 var errMisfit = errors.New("the backend expects a PROXY header that is not for flows of this kind")
 
@@ -47,7 +44,7 @@ func (h *header) fits(udp bool) bool {
 // sent counts a flow that has the header.
 func (h *header) sent() {
 	if h.form.Version != proxyproto.None {
-		headersSent.WithLabelValues(h.pool, h.form.Version.String()).Inc()
+		pool.CountHeader(h.pool, h.form.Version)
 	}
 }
 

@@ -40,6 +40,15 @@ func (p *Pool) pick(f balancer.Flow, tried []netip.AddrPort) (*Backend, Result) 
 	return p.pickSlow(s, f, tried)
 }
 
+// Taking are the backends that Pick chooses from now, in the order of the config.
+// They must not be changed.
+func (p *Pool) Taking() []*Backend {
+	if s := p.snap.Load(); s != nil {
+		return s.takes
+	}
+	return nil
+}
+
 // PickAddr takes a place at the backend of that address, if the pool has it
 // and it takes flows; else the result is NoBackend or AtCapacity and nothing is
 // counted, for the caller goes on to Pick.
@@ -57,6 +66,12 @@ func (p *Pool) PickAddr(addr netip.AddrPort) (*Backend, Result) {
 	}
 	p.counts[OK].Add(1)
 	return b, OK
+}
+
+// Has reports whether the pool has a backend of that address.
+func (p *Pool) Has(addr netip.AddrPort) bool {
+	s := p.snap.Load()
+	return s != nil && s.index[addr] != nil
 }
 
 // choose asks the balancer; an index that does not exist is the first.
