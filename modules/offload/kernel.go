@@ -148,7 +148,7 @@ func (k *Kernel) end() error {
 	if k.t != nil {
 		err = k.t.close()
 	}
-	up.WithLabelValues().Set(0)
+	up.Reset() // nobody wants it: that is no failure
 	return err
 }
 
