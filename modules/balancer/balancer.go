@@ -42,6 +42,19 @@ type Peeker interface {
 	Peek(candidates []Candidate, f Flow, next int) int
 }
 
+// Preparer is a balancer that chooses faster from candidates it has looked at
+// before. A pool calls Prepare whenever the candidates or their weights are
+// others, from one goroutine, and from then on the answer's Pick where it would
+// call the balancer's: both choose alike. What Prepare is given may be kept.
+type Preparer interface {
+	Prepare(candidates []Candidate) Prepared
+}
+
+// Prepared chooses from the candidates it was made for, as Balancer.Pick does.
+type Prepared interface {
+	Pick(f Flow) int
+}
+
 // Weigher is a balancer with weights of its own. The keys are targets as the
 // pool's config writes them, ip:port or host:port; a target without a key
 // weighs 1.

@@ -58,17 +58,74 @@ func (c *ConsistentHash) Validate() error {
 
 // Pick returns the candidate with the highest score for the client.
 func (c *ConsistentHash) Pick(candidates []Candidate, f Flow) int {
-	port := uint16(0)
-	if c.HashOn == srcIPPort {
-		port = f.Client.Port()
-	}
-	client := hash(seedClient, netip.AddrPortFrom(f.Client.Addr(), port))
+	client := c.client(f)
 	best, weight := 0, candidates[0].Weight()
 	high := score(client, candidates[0])
 	for i := 1; i < len(candidates); i++ {
 		s, w := score(client, candidates[i]), candidates[i].Weight()
 		if higher(s, w, high, weight) {
 			best, high, weight = i, s, w
+		}
+	}
+	return best
+}
+
+// client is the hash of what makes a flow's client.
+func (c *ConsistentHash) client(f Flow) uint64 {
+	port := uint16(0)
+	if c.HashOn == srcIPPort {
+		port = f.Client.Port()
+	}
+	return hash(seedClient, netip.AddrPortFrom(f.Client.Addr(), port))
+}
+
+// Prepare hashes the candidates once. A choice still compares all of them, for
+// every instance has to agree about it, but is one step for each.
+func (c *ConsistentHash) Prepare(candidates []Candidate) Prepared {
+	h := &hashed{hash: c}
+	groups := make(map[uint32]int)
+	for i, b := range candidates {
+		w := b.Weight()
+		at, ok := groups[w]
+		if !ok {
+			at = len(h.groups)
+			groups[w] = at
+			h.groups = append(h.groups, group{weight: w})
+		}
+		g := &h.groups[at]
+		g.of, g.at = append(g.of, hash(seedBackend, b.Addr())), append(g.at, i)
+	}
+	return h
+}
+
+// hashed is the candidates as they are compared.
+type hashed struct {
+	hash   *ConsistentHash
+	groups []group
+}
+
+// group is the candidates of one weight.
+type group struct {
+	weight uint32
+	of     []uint64 // their hashes
+	at     []int    // where they are in the list
+}
+
+// Pick returns the candidate with the highest score for the client: of those
+// of one weight the hashes decide.
+func (h *hashed) Pick(f Flow) int {
+	client := h.hash.client(f)
+	best, high, weight := -1, uint64(0), uint32(0)
+	for i := range h.groups {
+		g := &h.groups[i]
+		at, score := 0, mix(client^seedScore, g.of[0])
+		for k, b := range g.of[1:] {
+			if s := mix(client^seedScore, b); s > score {
+				at, score = k+1, s
+			}
+		}
+		if best < 0 || higher(score, g.weight, high, weight) {
+			best, high, weight = g.at[at], score, g.weight
 		}
 	}
 	return best
@@ -142,6 +199,7 @@ func (c *ConsistentHash) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 var (
 	_ Balancer              = (*ConsistentHash)(nil)
 	_ Peeker                = (*ConsistentHash)(nil)
+	_ Preparer              = (*ConsistentHash)(nil)
 	_ caddy.Provisioner     = (*ConsistentHash)(nil)
 	_ caddy.Validator       = (*ConsistentHash)(nil)
 	_ caddyfile.Unmarshaler = (*ConsistentHash)(nil)

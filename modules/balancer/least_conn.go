@@ -10,7 +10,9 @@ import (
 func init() { caddy.RegisterModule(new(LeastConn)) }
 
 // LeastConn gives a new flow to the backend with the fewest live flows for its
-// weight. Backends that are level take turns.
+// weight. Backends that are level take turns. Of many backends a choice compares
+// 256, each time beginning with the next, so that it costs the same however many
+// there are.
 type LeastConn struct{ turn turn }
 
 // CaddyModule returns the Caddy module information.
@@ -33,10 +35,13 @@ func (l *LeastConn) Peek(candidates []Candidate, _ Flow, next int) int {
 	return least(candidates, int(l.turn.peek(next)%uint64(len(candidates))))
 }
 
+// window is how many backends one choice compares.
+const window = 256
+
 func least(candidates []Candidate, best int) int {
 	n := len(candidates)
 	load, weight := after(candidates[best])
-	for k, i := 1, best+1; k < n; k, i = k+1, i+1 {
+	for k, i := 1, best+1; k < min(n, window); k, i = k+1, i+1 {
 		if i == n {
 			i = 0
 		}

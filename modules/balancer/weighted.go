@@ -3,6 +3,7 @@ package balancer
 import (
 	"fmt"
 	"math"
+	"math/bits"
 	"net"
 	"slices"
 	"strconv"
@@ -88,10 +89,7 @@ func (w *Weighted) visit(candidates []Candidate, turn uint64) int {
 		total += uint64(c.Weight())
 		unit = gcd(uint64(c.Weight()), unit)
 	}
-	total /= unit
-	n := turn % total
-	// No overflow: a pool would need 4,000 backends of the highest weight.
-	at := n * w.step(total) % total
+	at := place(turn, total/unit, w.step(total/unit))
 	for i, c := range candidates {
 		share := uint64(c.Weight()) / unit
 		if at < share {
@@ -100,6 +98,45 @@ func (w *Weighted) visit(candidates []Candidate, turn uint64) int {
 		at -= share
 	}
 	return 0 // a weight has changed meanwhile
+}
+
+// place is where on a ring of that length a turn comes to.
+func place(turn, length, step uint64) uint64 {
+	hi, lo := bits.Mul64(turn%length, step) // thousands of the highest weight are more than 64 bits
+	return bits.Rem64(hi, lo, length)
+}
+
+// Prepare adds up the weights once: a choice is a search among the sums.
+func (w *Weighted) Prepare(candidates []Candidate) Prepared {
+	var unit uint64
+	for _, c := range candidates {
+		unit = gcd(uint64(c.Weight()), unit)
+	}
+	r := &ring{weighted: w, ends: make([]uint64, len(candidates))}
+	end := uint64(0)
+	for i, c := range candidates {
+		end += uint64(c.Weight()) / unit
+		r.ends[i] = end
+	}
+	r.step = stride(end)
+	return r
+}
+
+// ring is the candidates laid out.
+type ring struct {
+	weighted *Weighted
+	ends     []uint64 // of each candidate's part
+	step     uint64
+}
+
+// Pick walks around the ring.
+func (r *ring) Pick(Flow) int {
+	at := place(r.weighted.turn.Add(1)-1, r.ends[len(r.ends)-1], r.step)
+	i, found := slices.BinarySearch(r.ends, at)
+	if found { // the end of a part is the next one's beginning
+		i++
+	}
+	return i
 }
 
 // step returns the number nearest to total/φ that has no factor in common with
@@ -181,6 +218,7 @@ func (w *Weighted) unmarshalWeight(d *caddyfile.Dispenser) error {
 var (
 	_ Balancer              = (*Weighted)(nil)
 	_ Peeker                = (*Weighted)(nil)
+	_ Preparer              = (*Weighted)(nil)
 	_ Weigher               = (*Weighted)(nil)
 	_ caddy.Validator       = (*Weighted)(nil)
 	_ caddyfile.Unmarshaler = (*Weighted)(nil)

@@ -33,7 +33,7 @@ func (p *Pool) pick(f balancer.Flow, tried []netip.AddrPort) (*Backend, Result) 
 	}
 	if len(tried) == 0 && len(s.takes) > 0 {
 		// The snapshot may be older than what the backend says of itself.
-		if b := s.takes[p.choose(s.candids, f)]; b.takes(s.anyHealth) && b.reserve(&p.set) {
+		if b := s.takes[p.first(s, f)]; b.takes(s.anyHealth) && b.reserve(&p.set) {
 			return b, OK
 		}
 	}
@@ -72,6 +72,17 @@ func (p *Pool) PickAddr(addr netip.AddrPort) (*Backend, Result) {
 func (p *Pool) Has(addr netip.AddrPort) bool {
 	s := p.snap.Load()
 	return s != nil && s.index[addr] != nil
+}
+
+// first is the choice from the snapshot.
+func (p *Pool) first(s *snapshot, f balancer.Flow) int {
+	if s.prepared == nil {
+		return p.choose(s.candids, f)
+	}
+	if i := s.prepared.Pick(f); i >= 0 && i < len(s.takes) {
+		return i
+	}
+	return 0
 }
 
 // choose asks the balancer; an index that does not exist is the first.

@@ -90,6 +90,7 @@ type snapshot struct {
 	takes     []*Backend // those that take flows, of the lowest priority
 	candids   []balancer.Candidate
 	index     map[netip.AddrPort]*Backend // all, by address
+	prepared  balancer.Prepared           // chooses from candids, nil where the balancer does
 	priority  uint32                      // of takes, unless anyHealth
 	anyHealth bool                        // every backend is down, and they are tried all the same
 	names     map[string]name             // for the next config

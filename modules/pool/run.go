@@ -271,7 +271,24 @@ func (p *Pool) build() *snapshot {
 		s.anyHealth = true
 		s.fill(true)
 	}
+	s.prepared = p.prepare(s.candids)
 	return s
+}
+
+// prepare has the balancer look at the candidates, if it wants to. One that
+// panics is asked without.
+func (p *Pool) prepare(c []balancer.Candidate) (prepared balancer.Prepared) {
+	b, ok := p.balancer.(balancer.Preparer)
+	if !ok || len(c) == 0 {
+		return nil
+	}
+	defer func() {
+		if v := recover(); v != nil {
+			p.log.Error("a balancer panicked", zap.Any("panic", v), zap.Stack("stack"))
+			prepared = nil
+		}
+	}()
+	return b.Prepare(c)
 }
 
 // sameBackends reports whether two lists are one, which is never changed.

@@ -13,6 +13,7 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 
+	"github.com/wayhouse-proxy/wayhouse/internal/hostport"
 	"github.com/wayhouse-proxy/wayhouse/modules/balancer"
 	"github.com/wayhouse-proxy/wayhouse/modules/discovery"
 )
@@ -314,4 +315,32 @@ func TestSourceThatFailsAtStart(t *testing.T) {
 			t.Errorf("when it works: %s", got)
 		}
 	})
+}
+
+// BenchmarkReset is one change of a set of ten thousand.
+func BenchmarkReset(b *testing.B) {
+	var lists [2][]hostport.Target
+	var first []string
+	for i := range 10_000 {
+		a := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 9, byte(i >> 8), byte(i)}), 7)
+		first = append(first, fmt.Sprintf("%q", a))
+		lists[0] = append(lists[0], hostport.Target{Addr: a, Port: 7})
+		if i == 5000 {
+			a = netip.MustParseAddrPort("10.8.0.1:7")
+		}
+		lists[1] = append(lists[1], hostport.Target{Addr: a, Port: 7})
+	}
+	p := provision(b, `{"targets": [`+strings.Join(first, ",")+`], `+none+`, "balancer": {"policy": "weighted"}}`)
+	if err := p.Start(); err != nil {
+		b.Fatal(err)
+	}
+	p.cancel() // from here on the set is changed by hand
+	p.wg.Wait()
+	b.ReportAllocs()
+	for i := 0; b.Loop(); i++ {
+		p.targets = lists[(i+1)%2]
+		p.reset()
+		p.act()
+	}
+	end(b, p)
 }
