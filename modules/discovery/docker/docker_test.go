@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/caddyserver/caddy/v2"
 	"go.uber.org/zap"
@@ -430,6 +431,8 @@ func TestWatchEnds(t *testing.T) {
 		case <-changes:
 		case err := <-done:
 			t.Fatal(err)
+		case <-time.After(kit.Long):
+			t.Fatal("nothing was told of what had happened before")
 		}
 	}
 	watch()
