@@ -21,6 +21,7 @@ import (
 
 	"github.com/wayhouse-proxy/wayhouse/internal/caddyopt"
 	"github.com/wayhouse-proxy/wayhouse/internal/kube"
+	"github.com/wayhouse-proxy/wayhouse/internal/placeholder"
 	"github.com/wayhouse-proxy/wayhouse/modules/discovery"
 )
 
@@ -31,7 +32,8 @@ type Agones struct {
 	discovery.Settings
 	kube.Access
 
-	// The name of the fleet. Default: GameServers of any fleet, and of none.
+	// The name of the fleet. Placeholders are replaced at load. Default:
+	// GameServers of any fleet, and of none.
 	Fleet string `json:"fleet,omitempty"`
 
 	// What the labels of a GameServer have to be, all of: NAME, !NAME, NAME=VALUE
@@ -108,6 +110,9 @@ func (a *Agones) Provision(ctx caddy.Context) (err error) {
 	}
 	if a.OnEmpty == "" {
 		a.OnEmpty = keep
+	}
+	if err := placeholder.Replace(placeholder.Option{Name: "fleet", Value: &a.Fleet}); err != nil {
+		return err
 	}
 	if err := a.check(); err != nil {
 		return err

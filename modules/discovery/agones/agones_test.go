@@ -113,12 +113,13 @@ func TestList(t *testing.T) {
 	}
 	put(api, "lost", server{state: "Ready", port: 7100})
 	api.Put(gameservers, "other", map[string]string{fleetLabel: "lobby"}, kit.M{"status": kit.M{"state": "Ready", "address": "10.0.0.9", "ports": kit.A{kit.M{"port": 1}}}})
+	t.Setenv("WAYHOUSE_FLEET", "lobby")
 	for want, more := range map[string]kit.M{
+		"10.0.0.9:1":                    {"fleet": "{env.WAYHOUSE_FLEET}"},
 		"- 10.0.0.1:7004 10.0.0.1:7005": {},
 		"10.0.0.1:7005":                 {"states": kit.A{"Allocated"}},
 		"- 10.0.0.1:7002 10.0.0.1:7003 10.0.0.1:7004 10.0.0.1:7006": {"states": kit.A{"Scheduled", "RequestReady", "Ready", "Reserved"}},
 		"- 10.0.0.1:7004/64 10.0.0.1:7005/64":                       {"counter": "players"},
-		"10.0.0.9:1":                                                {"fleet": "lobby"},
 		"":                                                          {"labels": kit.A{fleetLabel + "=none"}},
 		"- 10.0.0.1:7004 10.0.0.1:7005 10.0.0.9:1": {"fleet": ""},
 	} {
