@@ -6,6 +6,9 @@ import (
 	"time"
 )
 
+// errSlow is the answer to a body that did not come in time.
+var errSlow = &problem{http.StatusRequestTimeout, "the body has not arrived in time"}
+
 // limitBody gives the body of a request a time by which it must have arrived.
 func limitBody(w http.ResponseWriter, r *http.Request) {
 	if r.Body == nil || r.Body == http.NoBody {

@@ -8,6 +8,7 @@ import (
 	"math"
 	"net/http"
 	"net/netip"
+	"os"
 	"time"
 
 	"github.com/wayhouse-proxy/wayhouse/modules/intent"
@@ -94,6 +95,8 @@ func decode(w http.ResponseWriter, r *http.Request, max int64, v any) error {
 	switch {
 	case errors.As(err, &large):
 		return &problem{http.StatusRequestEntityTooLarge, fmt.Sprintf("the body is larger than %d bytes", max)}
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return errSlow
 	case errors.As(err, &other) && other.Field == "":
 		return &problem{http.StatusBadRequest, "the body: give a JSON object, not " + other.Value}
 	case errors.As(err, &other):

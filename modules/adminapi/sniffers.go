@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"os"
 	"sync"
 
 	"github.com/caddyserver/caddy/v2"
@@ -53,9 +54,6 @@ func (a *API) sniffers(w http.ResponseWriter, r *http.Request) error {
 	return json.NewEncoder(w).Encode(list)
 }
 
-// uploads bounds the modules that are in memory at once.
-var uploads = make(chan struct{}, 4)
-
 // putSniffer takes a module.
 func (a *API) putSniffer(w http.ResponseWriter, r *http.Request) error {
 	q := r.URL.Query()
@@ -73,17 +71,16 @@ func (a *API) putSniffer(w http.ResponseWriter, r *http.Request) error {
 	if _, err := wasmHost(); err != nil {
 		return err
 	}
-	select {
-	case uploads <- struct{}{}:
-		defer func() { <-uploads }()
-	case <-r.Context().Done():
-		return &problem{http.StatusServiceUnavailable, "other modules are being uploaded"}
-	}
-	b, err := io.ReadAll(http.MaxBytesReader(w, r.Body, wasm.MaxSize))
+	b, err := uploads.read(r.Context(), http.MaxBytesReader(w, r.Body, wasm.MaxSize))
 	var large *http.MaxBytesError
+	var late *problem
 	switch {
+	case errors.As(err, &late):
+		return late
 	case errors.As(err, &large):
 		return &problem{http.StatusRequestEntityTooLarge, fmt.Sprintf("the module is larger than %d bytes", wasm.MaxSize)}
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return errSlow
 	case err != nil:
 		return &problem{http.StatusBadRequest, "the body: " + err.Error()}
 	}
