@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime/debug"
+	"syscall"
 	"time"
 
 	"go.etcd.io/bbolt"
@@ -87,7 +88,9 @@ func openFile(dir string) (_ *bbolt.DB, c *content, err error) {
 			err = damaged(fmt.Errorf("%v", r))
 		}
 		if held != nil {
-			held.Close() // and with it the lock; db may be half open
+			// db may be half open, and its mapping would keep the lock.
+			syscall.Flock(int(held.Fd()), syscall.LOCK_UN)
+			held.Close()
 		}
 	}()
 	db, err = bbolt.Open(path, fileMode, &bbolt.Options{

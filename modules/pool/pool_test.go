@@ -52,9 +52,10 @@ type event struct {
 }
 
 type watcher struct {
-	begin time.Time
-	mu    sync.Mutex
-	heard []event
+	begin   time.Time
+	mu      sync.Mutex
+	returns bool // those are heard too
+	heard   []event
 }
 
 func (w *watcher) add(format string, args ...any) {
@@ -71,7 +72,20 @@ func (w *watcher) BackendRemoved(_ *Pool, addr netip.AddrPort, mode RemovedMode)
 	w.add("removed %v %s", addr, mode)
 }
 
-func (w *watcher) BackendReturned(*Pool, netip.AddrPort) {}
+func (w *watcher) BackendReturned(_ *Pool, addr netip.AddrPort) {
+	w.mu.Lock()
+	hears := w.returns
+	w.mu.Unlock()
+	if hears {
+		w.add("returned %v", addr)
+	}
+}
+
+func (w *watcher) hearReturns() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.returns = true
+}
 
 func (w *watcher) events() []event {
 	w.mu.Lock()

@@ -17,7 +17,8 @@ import (
 // again in the same instant. This belongs to the process: a reload meanwhile
 // changes nothing.
 
-// ender ends flows; listener.Engines is one.
+// ender ends flows; listener.Engines is one. When it has ended itself, CloseFlow
+// knows no flow.
 type ender interface {
 	Flows(yield func(*relay.Info) bool)
 	CloseFlow(id relay.ID, why relay.Reason) bool
