@@ -50,6 +50,14 @@ func TestMistakes(t *testing.T) {
 			app: `{` + pool + `, "listeners": {"game": {"bind": ["tcp/:7777"], "routes": [{"match": [{"remote_ip": {}}, {"remoteip": {}}], "handle": [{"handler": "pool", "pool": "lobby"}]}]}}}`, want: `listeners.game.routes[0]: match[1].remoteip: there is no layer4.matchers.remoteip; did you mean remote_ip?`,
 			caddyfile: cfPool + listener + "tcp/:7777 {\n\t\t@m {\n\t\t\tremote_ip 10.0.0.0/8\n\t\t\tlocalip 10.0.0.0/8\n\t\t}\n\t\troute @m {\n\t\t\tpool lobby\n\t\t}\n\t}\n", wantInFile: `unrecognized matcher "localip"; did you mean local_ip?, at Caddyfile:9`,
 		},
+		"a directory that is a file": {
+			app: `{"state_dir": "/dev/null", ` + pool + `}`, want: `state_dir: /dev/null is not a directory`,
+			caddyfile: "state_dir /dev/null\n\t" + cfPool,
+		},
+		"a directory of nothing": {
+			app: `{"state_dir": "{env.WAYHOUSE_NO_SUCH_VARIABLE}", ` + pool + `}`, want: `state_dir: "{env.WAYHOUSE_NO_SUCH_VARIABLE}" is empty; name a directory, or "off" to keep nothing`,
+			caddyfile: "state_dir {env.WAYHOUSE_NO_SUCH_VARIABLE}\n\t" + cfPool,
+		},
 		"a pool without backends": {
 			app: `{"pools": {"lobby": {}}}`, want: `pools.lobby.targets: none; give at least one, ip:port or host:port`,
 			caddyfile: "pool lobby\n",
