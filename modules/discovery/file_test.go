@@ -8,7 +8,9 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/caddyserver/caddy/v2"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"go.uber.org/zap"
 
@@ -79,7 +81,8 @@ func TestParseFile(t *testing.T) {
 // fileSource runs a file source and returns what the pool knows.
 func fileSource(t *testing.T, path string) *Use {
 	t.Helper()
-	f := &File{Path: path}
+	rarely := caddy.Duration(time.Hour) // that it changes is for Watch to see
+	f := &File{Path: path, Settings: Settings{RefreshInterval: &rarely}}
 	if err := f.Provision(ctxOf(t)); err != nil {
 		t.Fatal(err)
 	}

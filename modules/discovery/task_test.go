@@ -488,3 +488,23 @@ func TestTaskThatNeverRan(t *testing.T) {
 		t.Error("the source is not closed")
 	}
 }
+
+// While two configs have a pool of one name, a question counts once for it.
+func TestPoolOfTwoConfigsCountsOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h, k := newHeld(t)
+		h.tell(set("10.0.0.1:1"), nil)
+		old, _ := use(t, k, t.Name())
+		defer old.Stop()
+		next, _ := use(t, k, t.Name())
+		defer next.Stop()
+		counted := func() float64 { return testutil.ToFloat64(refreshTotal.WithLabelValues(t.Name(), "held", "ok")) }
+		synctest.Wait()
+		before := counted()
+		h.sign()
+		time.Sleep(time.Second)
+		if n := counted() - before; n != 1 {
+			t.Errorf("one question counts as %v", n)
+		}
+	})
+}
