@@ -56,7 +56,7 @@ func mustList(t *testing.T, f *Follower, want ...string) {
 	defer cancel()
 	got, err := List(ctx, f, names)
 	if err != nil || fmt.Sprint(got) != fmt.Sprint(want) {
-		t.Fatalf("listed %v, %v; want %v", got, err, want)
+		t.Fatalf("listed %.300s, %v; want %.300s", fmt.Sprint(got), err, fmt.Sprint(want))
 	}
 }
 
