@@ -1,7 +1,9 @@
 package proxy
 
 import (
+	"encoding/json"
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/caddyserver/caddy/v2"
@@ -39,5 +41,26 @@ func TestInlinePoolsAreNumberedByOptions(t *testing.T) {
 				p.Cleanup()
 			}
 		})
+	}
+}
+
+// Pools in handlers are named after their sources, those of one source by a
+// number.
+func TestInlinePoolsOfSources(t *testing.T) {
+	for in, want := range map[string]string{
+		`{"targets": ["10.0.0.1:1", "10.0.0.2:1"]}`: "10.0.0.1:1,10.0.0.2:1",
+		`{"source": "match-us"}`:                    "source match-us",
+		`{"source": {"source": "static"}}`:          "source static,…",
+		`{"source": {"source": "dns", "port": 7, "name": "a.test"}}`: inlineBase(&pool.Config{
+			SourceRaw: json.RawMessage(`{"name": "a.test", "source": "dns", "port": 7}`),
+		}),
+	} {
+		var c pool.Config
+		if err := json.Unmarshal([]byte(in), &c); err != nil {
+			t.Fatal(err)
+		}
+		if got := inlineBase(&c); !strings.HasPrefix(got, want) {
+			t.Errorf("%s is named %s, want %s", in, got, want)
+		}
 	}
 }
