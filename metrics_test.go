@@ -52,7 +52,7 @@ func allSeries(t *testing.T) []series {
 // Labels whose values are a closed set, or as many as the config names. A
 // client's address or a player would be a series for each.
 var knownLabels = []string{
-	"listener", "proto", "pool", "backend", "result", "reason", "dir", "kind", "state", "strategy", "filter", "change",
+	"listener", "proto", "pool", "backend", "result", "reason", "dir", "kind", "state", "strategy", "filter", "change", "event",
 	"resolver", "component", "version", "commit", "name", "list", "hash",
 }
 

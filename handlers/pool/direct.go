@@ -19,9 +19,9 @@ import (
 )
 
 // New is the handler for a pool, for handlers that find out by flow which pool
-// is wanted.
-func New(p *pool.Pool) *Handler {
-	h := &Handler{Pool: p.Name(), pool: p, header: headerOf(p)}
+// is wanted. resolver is who says so, for operators; "" is no resolver.
+func New(p *pool.Pool, resolver string) *Handler {
+	h := &Handler{Pool: p.Name(), pool: p, header: headerOf(p), resolver: resolver}
 	h.paths.Store(&map[pathKey]*relay.Path{})
 	return h
 }
@@ -29,6 +29,7 @@ func New(p *pool.Pool) *Handler {
 // Direct is the way to one address that belongs to no pool: nothing checks it,
 // limits it or tries another one.
 type Direct struct {
+	Resolver       string // that has named it
 	Name           string // stands for the pool, for operators
 	To             netip.AddrPort
 	ConnectTimeout time.Duration
@@ -43,8 +44,8 @@ const directKeepalive = 30 * time.Second
 
 func (d *Direct) path(at *listener.Place) *relay.Path {
 	return &relay.Path{
-		Listener: at.Listener, Route: at.Route, Pool: d.Name, Backend: d.To, Transparent: at.Transparent,
-		Idle: d.IdleTimeout, Counters: at.Counters, Owner: directOwner{at.Stats}, Proxy: d.Proxy,
+		Listener: at.Listener, Route: at.Route, Resolver: d.Resolver, Pool: d.Name, Backend: d.To, Transparent: at.Transparent,
+		Idle: d.IdleTimeout, Counters: at.Counters, Owner: directOwner{at.Stats}, Opened: at.Stats.Opened, Proxy: d.Proxy,
 	}
 }
 
@@ -109,8 +110,11 @@ func (d directDialer) Next(client, _ netip.AddrPort, attempt int, _ []*relay.Pat
 }
 
 // GaveUp implements tcprelay.Dialer.
-func (d directDialer) GaveUp(client netip.AddrPort, why relay.Reason) {
-	d.at.Stats.GaveUp(client.Addr(), why)
+func (d directDialer) GaveUp(last *relay.Info, why relay.Reason) {
+	if last.Path == nil {
+		last.Path = d.d.path(d.at)
+	}
+	d.at.Stats.GaveUp(last, why)
 }
 
 // directOwner counts flows out. There is no backend to blame.

@@ -96,19 +96,23 @@ func (w *way) dial(o *udprelay.Opening, b *pool.Backend) (ok, another bool) {
 }
 
 // TCPDialer implements listener.Forwarder.
-func (h *Handler) TCPDialer(at *listener.Place) tcprelay.Dialer { return &dialer{h, at, h.header} }
+func (h *Handler) TCPDialer(at *listener.Place) tcprelay.Dialer {
+	none := &relay.Path{Listener: at.Listener, Route: at.Route, Resolver: h.resolver, Pool: h.pool.Name(), Proxy: h.header.form}
+	return &dialer{h, at, h.header, none}
+}
 
 // dialer names backends for the connections of one place.
 type dialer struct {
 	h      *Handler
 	at     *listener.Place
 	header *header
+	none   *relay.Path // of those for whom there is no backend
 }
 
 // WithHost implements listener.HostDialer.
 func (d *dialer) WithHost(host []byte) tcprelay.Dialer {
 	if own, ok := d.header.with(host); ok {
-		return &dialer{d.h, d.at, own}
+		return &dialer{d.h, d.at, own, d.none}
 	}
 	return d
 }
@@ -148,8 +152,11 @@ func (d *dialer) Next(client, local netip.AddrPort, attempt int, tried []*relay.
 }
 
 // GaveUp implements tcprelay.Dialer.
-func (d *dialer) GaveUp(client netip.AddrPort, why relay.Reason) {
-	d.at.Stats.GaveUp(client.Addr(), why)
+func (d *dialer) GaveUp(last *relay.Info, why relay.Reason) {
+	if last.Path == nil {
+		last.Path = d.none
+	}
+	d.at.Stats.GaveUp(last, why)
 }
 
 // owner hears of the flows of one path. It holds nothing of a config: flows
@@ -198,7 +205,7 @@ func (w *owner) Rehome(o *udprelay.Opening) udprelay.Decision {
 			return path.(*relay.Path)
 		}
 		at := &listener.Place{Listener: from.Listener, Route: from.Route, Stats: w.stats, Counters: from.Counters, Transparent: from.Transparent}
-		path, _ := w.moved.LoadOrStore(b, newPath(p, b, at, w.ports))
+		path, _ := w.moved.LoadOrStore(b, newPath(p, b, at, w.ports, from.Resolver))
 		return path.(*relay.Path)
 	}}
 	d := to.open(o)

@@ -48,10 +48,11 @@ type Handler struct {
 
 	pool.Config
 
-	ports  *portMap // of TargetPort, nil without
-	pool   *pool.Pool
-	header *header
-	logger *zap.Logger
+	ports    *portMap // of TargetPort, nil without
+	pool     *pool.Pool
+	header   *header
+	resolver string // that chooses the pool, "" without
+	logger   *zap.Logger
 
 	mu    sync.Mutex // taken to add to paths
 	paths atomic.Pointer[map[pathKey]*relay.Path]
@@ -157,23 +158,28 @@ func (h *Handler) path(at *listener.Place, b *pool.Backend) *relay.Path {
 			paths[k] = p
 		}
 	}
-	p := newPath(h.pool, b, at, h.ports)
+	p := newPath(h.pool, b, at, h.ports, h.resolver)
 	paths[key] = p
 	h.paths.Store(&paths)
 	return p
 }
 
-func newPath(p *pool.Pool, b *pool.Backend, at *listener.Place, ports *portMap) *relay.Path {
+func newPath(p *pool.Pool, b *pool.Backend, at *listener.Place, ports *portMap, resolver string) *relay.Path {
 	s, stats := p.Settings(), at.Stats
 	w := &owner{backend: b, pool: p.Name(), ports: ports, stats: stats, tracked: stats.Tracked()}
 	path := &relay.Path{
-		Listener: at.Listener, Route: at.Route, Pool: p.Name(), Backend: b.Addr(),
+		Listener: at.Listener, Route: at.Route, Resolver: resolver, Pool: p.Name(), Backend: b.Addr(),
 		Transparent: at.Transparent, Mapped: ports != nil,
 		Idle: s.IdleTimeout, Lifetime: s.MaxLifetime,
-		Counters: at.Counters, Owner: w, Proxy: s.Proxy,
+		Counters: at.Counters, Owner: w, Opened: stats.Opened, Proxy: s.Proxy,
 	}
 	if w.tracked {
-		path.Opened = func(client netip.AddrPort) { stats.Reached(client.Addr(), b.Addr()) }
+		path.Opened = func(i *relay.Info) {
+			if !i.ID.UDP() {
+				stats.Reached(i.Client.Addr(), b.Addr())
+			}
+			stats.Opened(i)
+		}
 	}
 	return path
 }

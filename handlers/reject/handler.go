@@ -59,8 +59,8 @@ func (nowhere) Next(_, _ netip.AddrPort, _ int, _ []*relay.Path) (tcprelay.Targe
 }
 
 // GaveUp implements tcprelay.Dialer.
-func (n nowhere) GaveUp(client netip.AddrPort, _ relay.Reason) {
-	n.stats.Abandoned(false, client.Addr())
+func (n nowhere) GaveUp(last *relay.Info, _ relay.Reason) {
+	n.stats.Abandoned(false, last.Client.Addr())
 }
 
 // Handle ends a flow that other handlers have wrapped, or that comes from a

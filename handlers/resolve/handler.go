@@ -62,7 +62,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	}
 	h.pools = make(map[string]*poolhandler.Handler)
 	for p := range app.NamedPools {
-		h.pools[p.Name()] = poolhandler.New(p)
+		h.pools[p.Name()] = poolhandler.New(p, h.Resolver)
 	}
 	listener.Met(ctx, h)
 	return nil
@@ -91,7 +91,7 @@ func (h *Handler) Decide(cx *layer4.Connection, c listener.Conn, final bool) (li
 		return nil, err
 	case a.Target.IsValid():
 		return &poolhandler.Direct{
-			Name: targetPool, To: a.Target,
+			Resolver: h.Resolver, Name: targetPool, To: a.Target,
 			ConnectTimeout: time.Duration(*s.TargetConnectTimeout), IdleTimeout: time.Duration(*s.TargetIdleTimeout), Proxy: s.Proxy(),
 		}, nil
 	}

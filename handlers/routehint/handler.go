@@ -52,7 +52,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	}
 	h.pools = make(map[string]*poolhandler.Handler)
 	for p := range app.NamedPools {
-		h.pools[p.Name()] = poolhandler.New(p)
+		h.pools[p.Name()] = poolhandler.New(p, "")
 	}
 	return nil
 }

@@ -40,6 +40,24 @@ func (r Reason) String() string {
 	return reasons[0]
 }
 
+// Phase is how far a flow has come.
+type Phase uint8
+
+// The phases, as operators see them.
+const (
+	Established Phase = iota // it has reached its backend
+	Header                   // its PROXY header is waited for
+	Peek                     // its first bytes are looked at
+	Routing                  // its route is being decided
+	Resolve                  // a resolver is asked
+	Connect                  // backends are tried
+	Handled                  // a handler or a server has it, and no backend is known
+)
+
+var phases = [...]string{"established", "header", "peek", "route", "resolve", "connect", "handler"}
+
+func (p Phase) String() string { return phases[p] }
+
 // Drop says why a datagram was not passed on.
 type Drop uint8
 
@@ -117,6 +135,7 @@ func ConnectFailure(errno syscall.Errno) Failure {
 type Path struct {
 	Listener string // name of the listener, for operators
 	Route    int    // position of the route in it, from 0
+	Resolver string // name of the resolver that has chosen; "": none has
 	Pool     string
 	Backend  netip.AddrPort
 
@@ -133,10 +152,10 @@ type Path struct {
 	Counters []Counters // of the listener, one for each worker
 	Owner    Owner
 
-	// Opened, where it is set, hears of every TCP flow that has reached the
-	// backend; Owner.Closed hears of its end. Like the Owner's methods it is
-	// called from the workers.
-	Opened func(client netip.AddrPort)
+	// Opened, where it is set, hears of every flow that has reached the backend;
+	// Owner.Closed hears of its end. Like the Owner's methods it is called from the
+	// workers. i is only valid during the call and may lack the addresses upstream.
+	Opened func(i *Info)
 }
 
 // Count are the counters of a worker, nil where the path has none for it.
@@ -175,6 +194,11 @@ type Info struct {
 	UpstreamLocal netip.AddrPort // our address as the backend sees it; unset where the kernel would not say
 	Upstream      netip.AddrPort // where the bytes go, of a path that is Mapped; unset of others
 	Age, Idle     time.Duration
+	Setup         time.Duration // how old it was when it had reached its backend
+	Phase         Phase
+
+	Tries   int     // backends that could not be reached, of a flow that has given up
+	Failure Failure // of the last of them
 
 	BytesC2S, BytesS2C     uint64
 	PacketsC2S, PacketsS2C uint64 // UDP only

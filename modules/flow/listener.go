@@ -179,9 +179,10 @@ func (l *Listener) Abandoned(udp bool, client netip.Addr) {
 
 // GaveUp gives back a connection that has ended, for that reason, before it
 // reached a backend.
-func (l *Listener) GaveUp(client netip.Addr, why relay.Reason) {
-	l.Abandoned(false, client)
+func (l *Listener) GaveUp(last *relay.Info, why relay.Reason) {
+	l.Abandoned(false, last.Client.Addr())
 	l.closed[0][why].Add(1)
+	l.logClosed(last, why)
 }
 
 // Closed gives back a flow that has ended, as it was last.
@@ -204,6 +205,7 @@ func (l *Listener) ClosedHeld(last *relay.Info, why relay.Reason) {
 		p = 1
 	}
 	l.closed[p][why].Add(1)
+	l.logClosed(last, why)
 }
 
 // Live counts the flows of the process, those included whose route is still

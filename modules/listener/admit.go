@@ -114,7 +114,7 @@ func (v *view) refuse(rule string, client, local netip.AddrPort, udp bool) {
 
 // tell logs one out of many flows that a rule keeps out.
 func (v *view) tell(rule string, client, local netip.AddrPort, udp bool) {
-	if held, ok := v.stats.Rule(rule).Tell(); ok {
+	if held, ok := v.stats.Rule(rule).Tell(); ok && !v.stats.LogRefused(rule, client, local, udp, held) {
 		v.logger.Info("refused", zap.String("proto", network(udp)), zap.Stringer("remote", client), zap.Stringer("local", local),
 			zap.String("rule", rule), zap.Int64("suppressed", held))
 	}

@@ -30,6 +30,8 @@ type TCPConn struct {
 	opened        time.Time
 	place         atomic.Pointer[Place]
 	path          atomic.Pointer[relay.Path]
+	phase         atomic.Uint32 // relay.Phase, while there is no path
+	setup         atomic.Int64  // nanoseconds after opened at which there was
 
 	c2s, s2c atomic.Uint64
 	last     atomic.Int64 // nanoseconds after opened
@@ -130,7 +132,16 @@ func (c *TCPConn) Listener() string { return c.view.name }
 func (c *TCPConn) Place() *Place { return c.place.Load() }
 
 // SetPath says where a handler sends the bytes.
-func (c *TCPConn) SetPath(p *relay.Path) { c.path.Store(p) }
+func (c *TCPConn) SetPath(p *relay.Path) {
+	c.setup.Store(int64(time.Since(c.opened)))
+	if c.path.Swap(p) == nil {
+		i := c.info()
+		c.view.stats.Opened(&i)
+	}
+}
+
+// enter notes how far the connection has come.
+func (c *TCPConn) enter(p relay.Phase) { c.phase.Store(uint32(p)) }
 
 // Engines are the engines of the listener.
 func (c *TCPConn) Engines() *Engines { return c.view.engines }
@@ -206,8 +217,9 @@ func (c *TCPConn) turnAway(count prometheus.Counter, why relay.Drop) {
 
 func (c *TCPConn) info() relay.Info {
 	age := time.Since(c.opened)
-	path := c.path.Load()
+	path, phase := c.path.Load(), relay.Established
 	if path == nil {
+		phase = relay.Phase(c.phase.Load())
 		path = &relay.Path{Listener: c.view.name, Route: -1}
 		if p := c.place.Load(); p != nil {
 			path.Route = p.Route
@@ -215,6 +227,7 @@ func (c *TCPConn) info() relay.Info {
 	}
 	return relay.Info{
 		ID: c.id, Path: path, Client: c.client, Local: c.local, Age: age, Idle: age - time.Duration(c.last.Load()),
+		Setup: time.Duration(c.setup.Load()), Phase: phase,
 		BytesC2S: c.c2s.Load(), BytesS2C: c.s2c.Load(),
 	}
 }
@@ -250,13 +263,13 @@ func (c *UDPConn) Engines() *Engines { return c.view.engines }
 // session is still the listener's to count out.
 func (c *UDPConn) SetPath(p *relay.Path) {
 	own := *p
-	own.Owner = heldOwner{c.view.stats}
+	own.Owner, own.Opened = heldOwner{c.view.stats}, c.view.stats.Opened
 	c.Conn.SetPath(&own)
 }
 
 // Native hands the session to a handler that takes flows from the engines, and
-// reports whether it was taken.
-func (c *UDPConn) Native(f Forwarder) bool {
+// says why it was not taken.
+func (c *UDPConn) Native(f Forwarder) (why relay.Drop, ok bool) {
 	var first []byte
 	if ds := c.Datagrams(nil); len(ds) > 0 {
 		first = ds[0]
@@ -264,14 +277,14 @@ func (c *UDPConn) Native(f Forwarder) bool {
 	o := udprelay.Opening{Worker: c.worker, Client: c.client, Local: c.local, Data: first}
 	if f.ForwardUDP(&o, c.place) != udprelay.Forward {
 		c.Reject(o.Reason)
-		return false
+		return o.Reason, false
 	}
 	if err := c.Forward(o.Path, o.FD); err != nil {
 		unix.Close(o.FD)
 		o.Path.Owner.Closed(o.Path, &relay.Info{Path: o.Path, Client: c.client, Local: c.local, ID: relay.MakeID(true, c.worker, 0, 0)}, relay.ClientClose)
 	}
 	c.forwarded = true
-	return true
+	return 0, true
 }
 
 // takenWorker stands in the IDs of connections that no engine has.

@@ -47,7 +47,7 @@ func FuzzCutRoutes(f *testing.F) {
 			d = o.Looker.Look(o, bytes.Clone(b), true)
 		}
 		if d == tcprelay.Forward {
-			o.Dialer.GaveUp(client, relay.ClientClose)
+			o.Dialer.GaveUp(&relay.Info{Client: client}, relay.ClientClose)
 		}
 		return d, o.Dialer
 	}

@@ -82,6 +82,7 @@ func (v *view) gateTCP(fd int, client, local netip.AddrPort) {
 	}
 	defer c.Close() // nothing, when it was detached
 	defer v.contain(client, func() { c.because(relay.Error) })
+	c.enter(relay.Peek)
 	src := &tcpSource{c: c}
 	for deadline, passed := c.opened.Add(v.peek.Timeout), false; !passed; {
 		first, err := src.more(deadline, v.peek.MaxBytes)

@@ -67,7 +67,7 @@ func (g *guest) info() relay.Info {
 	now := sinceStarted()
 	return relay.Info{
 		ID: g.id, Path: g.path, Client: g.key.client, Local: g.key.local,
-		Age: time.Duration(now - g.opened), Idle: time.Duration(now - g.last.Load()),
+		Age: time.Duration(now - g.opened), Idle: time.Duration(now - g.last.Load()), Phase: relay.Handled,
 		BytesC2S: g.in.bytes.Load(), BytesS2C: g.out.bytes.Load(),
 		PacketsC2S: g.in.packets.Load(), PacketsS2C: g.out.packets.Load(),
 	}
@@ -87,6 +87,10 @@ func (v *view) letIn(key guestKey, o *udprelay.Opening, to frontPort, path *rela
 	}
 	v.begins(o.Client)
 	v.heard(o)
+	if flow.LogsOpen(g.id) {
+		i := g.info()
+		v.stats.Opened(&i)
+	}
 	return g, ""
 }
 
@@ -164,7 +168,8 @@ func (t *guests) add(worker int, g *guest) bool {
 			return false
 		}
 		t.removeLocked(p, old)
-		old.stats.Abandoned(true, old.key.client.Addr())
+		last := old.info()
+		old.stats.Closed(&last, relay.Limit)
 	}
 	if p.byKey == nil {
 		p.byKey = make(map[guestKey]*guest)

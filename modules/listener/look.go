@@ -168,6 +168,7 @@ func (lookOwner) Answered(*relay.Path)                                    {}
 func (lookOwner) Failed(*relay.Path, relay.Failure, syscall.Errno)        {}
 
 func (o lookOwner) Closed(_ *relay.Path, s *relay.Info, why relay.Reason) {
+	s.Phase = relay.Peek
 	o.stats.Closed(s, why)
 }
 

@@ -67,6 +67,9 @@ func pooled(match, backend string) string {
 	return fmt.Sprintf(`{"match": [%s], "handle": [{"handler": "pool", "targets": ["%s"], "health": {"check": "none"}}]}`, match, backend)
 }
 
+// gaveUp is of a connection whose dialer is told that it has ended.
+var gaveUp relay.Info
+
 func infos(t *testing.T) (list []relay.Info) {
 	at := addr(t, "l")
 	wayhouse.Running().Flows(func(i *relay.Info) bool {
@@ -186,7 +189,8 @@ func decide(t testing.TB, match string) (once func(first []byte) bool) {
 		if d != tcprelay.Forward {
 			return false
 		}
-		o.Dialer.GaveUp(client, relay.ClientClose)
+		gaveUp.Client = client
+		o.Dialer.GaveUp(&gaveUp, relay.ClientClose)
 		return true
 	}
 }

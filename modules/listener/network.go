@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
@@ -297,11 +298,15 @@ func (v *view) offer(c *TCPConn) {
 // give gives a connection to a server that listens there, or closes it when there
 // is none or it does not keep up.
 func (v *view) give(c *TCPConn, to frontPort) {
+	c.enter(relay.Handled)
+	c.setup.Store(int64(time.Since(c.opened)))
+	i := c.info() // while it is ours
 	if !outlets.give(to.name, to.of(c.local.Port()), c) {
 		c.turnAway(v.stats.NoRoute, relay.NoRoute)
 		return
 	}
 	v.stats.Accepted.Inc()
+	v.stats.Opened(&i)
 }
 
 // offered has the places of listeners without routes, by their counters: the

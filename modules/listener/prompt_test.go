@@ -109,7 +109,8 @@ func accept(o *tcprelay.Opening) tcprelay.Decision {
 		last = o.Looker.Look(o, nil, true)
 	}
 	if last == tcprelay.Forward {
-		o.Dialer.GaveUp(o.Client, 0)
+		gaveUp.Client = o.Client
+		o.Dialer.GaveUp(&gaveUp, 0)
 	}
 	if last != tcprelay.Take { // else it is the goroutine's
 		unix.Close(o.FD)

@@ -252,6 +252,7 @@ func (v *view) heard(o *udprelay.Opening) {
 type headOwner struct{ lookOwner }
 
 func (o headOwner) Closed(_ *relay.Path, s *relay.Info, why relay.Reason) {
+	s.Phase = relay.Header
 	o.stats.ClosedHeld(s, why)
 }
 

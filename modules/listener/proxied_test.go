@@ -516,7 +516,8 @@ func TestHeaderAllocatesNothing(t *testing.T) {
 				if d := o.Looker.Look(o, first, false); d != tcprelay.Forward {
 					t.Fatal("not forwarded by the worker")
 				}
-				o.Dialer.GaveUp(o.Client, relay.ClientClose)
+				gaveUp.Client = o.Client
+				o.Dialer.GaveUp(&gaveUp, relay.ClientClose)
 			})
 			if n > most && !testkit.Race {
 				t.Errorf("%s, %.5q: %v allocations", routes, head, n)

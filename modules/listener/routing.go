@@ -10,6 +10,7 @@ import (
 
 	"github.com/mholt/caddy-l4/layer4"
 
+	"github.com/wayhouse-proxy/wayhouse/internal/relay"
 	"github.com/wayhouse-proxy/wayhouse/modules/sniff"
 )
 
@@ -230,7 +231,9 @@ func (w *walk) wait() bool {
 		w.end()
 		return true
 	}
+	w.enter(relay.Peek)
 	buf, err := w.src.more(w.deadline, w.v.peek.MaxBytes)
+	w.enter(relay.Routing)
 	if err == errNotYet {
 		return false
 	}
@@ -241,6 +244,13 @@ func (w *walk) wait() bool {
 		w.end()
 	}
 	return true
+}
+
+// enter notes how far a connection in its goroutine has come.
+func (w *walk) enter(p relay.Phase) {
+	if c, ok := w.c.(*TCPConn); ok && !w.handled {
+		c.enter(p)
+	}
 }
 
 // end notes that no more bytes will be waited for.
@@ -259,7 +269,9 @@ func (w *walk) decide(d Decider, at *Place) (stop, error) {
 	} else {
 		var err error
 		for {
+			w.enter(relay.Resolve)
 			w.to, err = d.Decide(w.connection(), w.c, w.spent)
+			w.enter(relay.Routing)
 			if w.spent || !errors.Is(err, layer4.ErrConsumedAllPrefetchedBytes) {
 				break
 			}

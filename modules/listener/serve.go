@@ -120,6 +120,7 @@ func (v *view) serveTCP(fd int, client, local netip.AddrPort, w *walk, age time.
 				return
 			}
 		}
+		c.enter(relay.Handled)
 		cx := w.connection()
 		cx.SetVar(connVar, c)
 		through, err := r.run(cx)
@@ -130,6 +131,7 @@ func (v *view) serveTCP(fd int, client, local netip.AddrPort, w *walk, age time.
 		if through == nil || err != nil {
 			return
 		}
+		c.enter(relay.Routing)
 		w.continueOn(through)
 	}
 }
@@ -137,8 +139,9 @@ func (v *view) serveTCP(fd int, client, local netip.AddrPort, w *walk, age time.
 // native hands a session to a handler that takes it from the engines, or counts
 // it out.
 func (v *view) native(c *UDPConn, f Forwarder) {
-	if !c.Native(f) {
+	if why, ok := c.Native(f); !ok {
 		v.stats.Abandoned(true, c.client.Addr())
+		v.tell(why.String(), c.client, c.local, true)
 		c.forwarded = true // and has been rejected
 	}
 }
@@ -147,6 +150,7 @@ func (v *view) native(c *UDPConn, f Forwarder) {
 // left the engine.
 func (w *walk) goOn(c *TCPConn) {
 	w.c, w.conn, w.stale = c, c, true
+	c.enter(relay.Routing)
 	w.src = &tcpSource{c: c, have: len(w.buf)}
 	w.deadline = c.opened.Add(w.begun + w.v.peek.Timeout)
 }
@@ -197,7 +201,7 @@ func (c *TCPConn) ForwardTCP(prefix []byte, d tcprelay.Dialer) {
 		c.because(relay.Error) // a shortage of descriptors, if nothing has ended it before
 		return
 	}
-	err = c.view.engines.TCP.Forward(tcprelay.Flow{FD: fd, Client: c.client, Local: c.local, Prefix: prefix, Dialer: d, Counters: c.view.counters(0)})
+	err = c.view.engines.TCP.Forward(tcprelay.Flow{FD: fd, Client: c.client, Local: c.local, Prefix: prefix, Dialer: d, Counters: c.view.counters(0), Age: time.Since(c.opened)})
 	if err != nil {
 		unix.Close(fd)
 		c.view.stats.Abandoned(false, c.client.Addr())

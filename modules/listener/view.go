@@ -135,7 +135,10 @@ func (heldOwner) ConnectFailed(*relay.Path, relay.Failure, syscall.Errno) {}
 func (heldOwner) Answered(*relay.Path)                                    {}
 func (heldOwner) Failed(*relay.Path, relay.Failure, syscall.Errno)        {}
 
-func (o heldOwner) Closed(_ *relay.Path, s *relay.Info, why relay.Reason) {
+func (o heldOwner) Closed(p *relay.Path, s *relay.Info, why relay.Reason) {
+	if p.Pool == "" {
+		s.Phase = relay.Handled
+	}
 	o.stats.Closed(s, why)
 }
 
@@ -299,7 +302,9 @@ func (ep *endpoint) Open(o *udprelay.Opening) udprelay.Decision {
 	case known && v.routes[i].rejects:
 		d = v.drop(o, relay.Reject)
 	case known:
-		d = v.routes[i].native.ForwardUDP(o, v.places[i])
+		if d = v.routes[i].native.ForwardUDP(o, v.places[i]); d == udprelay.Refuse {
+			v.tell(o.Reason.String(), o.Client, o.Local, true)
+		}
 	default:
 		c, err := o.Hold(v.held)
 		if err != nil {

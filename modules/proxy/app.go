@@ -22,6 +22,7 @@ import (
 	"github.com/wayhouse-proxy/wayhouse/internal/suggest"
 	"github.com/wayhouse-proxy/wayhouse/modules/discovery"
 	"github.com/wayhouse-proxy/wayhouse/modules/filter"
+	"github.com/wayhouse-proxy/wayhouse/modules/flow"
 	"github.com/wayhouse-proxy/wayhouse/modules/intent"
 	"github.com/wayhouse-proxy/wayhouse/modules/listener"
 	"github.com/wayhouse-proxy/wayhouse/modules/offload"
@@ -65,6 +66,10 @@ type App struct {
 	// A database of autonomous systems in MaxMind's format, for the filter geo.
 	// Default: none.
 	GeoASNDB string `json:"geo_asn_db,omitempty"`
+
+	// Log every connection and UDP session that ends, or a share of them. An empty
+	// object is all of them. Default: off.
+	ConnectionLog *flow.LogConfig `json:"connection_log,omitempty"`
 
 	// Have the kernel turn away what filters would refuse: nftables, or an object
 	// with kind and options. Needs CAP_NET_ADMIN. Default: off.
@@ -112,6 +117,8 @@ type App struct {
 	shields *offload.Use      // likewise, with Offload
 	hash    string            // of its JSON
 	since   time.Time         // when it started; guarded by instances
+
+	endFollowing func() // the live sessions, for the session log; nil: they are not
 }
 
 // CaddyModule returns the Caddy module information.
@@ -171,6 +178,11 @@ func (a *App) Provision(ctx caddy.Context) (err error) {
 	}
 	if err := a.Limits.Validate(); err != nil {
 		return fmt.Errorf("limits.%w", err)
+	}
+	if a.ConnectionLog != nil {
+		if err := a.ConnectionLog.Validate(); err != nil {
+			return fmt.Errorf("connection_log.%w", err)
+		}
 	}
 	if a.Offload != nil {
 		if err := a.Offload.Validate(); err != nil {
@@ -395,6 +407,7 @@ func (a *App) Start() (err error) {
 	if kernel != nil {
 		a.shields = a.shield(kernel, opened)
 	}
+	a.logSessions() // nothing fails any more
 	for _, l := range opened {
 		l.Serve()
 		a.logger.Info("listening", zap.String("listener", l.Name()), zap.Stringers("local", l.Bound()))
@@ -403,6 +416,7 @@ func (a *App) Start() (err error) {
 		a.shields.Serve()
 	}
 	instances.started(a)
+	a.followSessions(a.engines)
 	a.overload = overload.Start(a.Limits.Overload, a.Limits.Flows, a.logger)
 	signals.acquire()
 	return nil
@@ -462,6 +476,9 @@ func (a *App) Stop() error {
 	}
 	instances.stopped(a)
 	a.overload.Stop()
+	if a.endFollowing != nil {
+		a.endFollowing()
+	}
 	var errs []error
 	if a.shields != nil {
 		a.shields.Close()
@@ -476,6 +493,7 @@ func (a *App) Stop() error {
 	}
 	errs = append(errs, intent.Process.Release(a.stateDir))
 	signals.release()
+	a.leaveSessionLog()
 	a.leave()
 	return errors.Join(errs...)
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/wayhouse-proxy/wayhouse/internal/caddyopt"
 	"github.com/wayhouse-proxy/wayhouse/modules/discovery"
+	"github.com/wayhouse-proxy/wayhouse/modules/flow"
 	"github.com/wayhouse-proxy/wayhouse/modules/listener"
 	"github.com/wayhouse-proxy/wayhouse/modules/offload"
 	"github.com/wayhouse-proxy/wayhouse/modules/pool"
@@ -35,6 +36,11 @@ func init() { httpcaddyfile.RegisterGlobalOption("wayhouse", parseGlobalOption) 
 //		}
 //		geo_db         <path>
 //		geo_asn_db     <path>
+//		connection_log {
+//			sample   <share>
+//			open
+//			progress <duration>
+//		}
 //		offload nftables {
 //			block_after <number>
 //			block_for   <duration>
@@ -97,6 +103,7 @@ func (a *App) caddyfileOptions() caddyopt.Options {
 		"limits":         caddyopt.Nested(a.Limits.CaddyfileOptions()),
 		"geo_db":         caddyopt.String(&a.GeoDB),
 		"geo_asn_db":     caddyopt.String(&a.GeoASNDB),
+		"connection_log": caddyopt.Func(a.unmarshalConnectionLog),
 		"offload":        caddyopt.Func(a.unmarshalOffload),
 		"source":         caddyopt.Many(caddyopt.Func(a.unmarshalSource)),
 		"pool":           caddyopt.Many(caddyopt.Func(a.unmarshalPool)),
@@ -131,6 +138,11 @@ func (a *App) unmarshalSource(d *caddyfile.Dispenser) error {
 	}
 	a.SourcesRaw[name] = raw
 	return nil
+}
+
+func (a *App) unmarshalConnectionLog(d *caddyfile.Dispenser) error {
+	a.ConnectionLog = new(flow.LogConfig)
+	return a.ConnectionLog.UnmarshalCaddyfile(d)
 }
 
 func (a *App) unmarshalPool(d *caddyfile.Dispenser) error {

@@ -10,6 +10,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/wayhouse-proxy/wayhouse/internal/relay"
+	"github.com/wayhouse-proxy/wayhouse/modules/flow"
 	"github.com/wayhouse-proxy/wayhouse/modules/listener"
 	"github.com/wayhouse-proxy/wayhouse/modules/pool"
 )
@@ -162,6 +163,7 @@ func (a *App) leave() {
 	a.engines = nil
 	if caddy.Exiting() || e.Live() == 0 || Running() != nil {
 		listener.ReleaseEngines()
+		endSessionLog(a.logger.Named(flow.LogName))
 		return
 	}
 	a.logger.Info("no listeners are left; draining", zap.Int("flows", e.Live()), zap.Duration("grace", a.grace))
@@ -179,5 +181,6 @@ func (a *App) leave() {
 			break
 		}
 		listener.ReleaseEngines()
+		endSessionLog(processLog.Named(flow.LogName))
 	}()
 }

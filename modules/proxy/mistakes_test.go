@@ -283,6 +283,14 @@ func TestMistakes(t *testing.T) {
 			app: `{"limits": {"max_connections": 0}}`, want: `limits.max_connections: 0 would let nothing through: at least 1, or leave it out for no limit`,
 			caddyfile: "limits {\n\t\tmax_connections 0\n\t}\n",
 		},
+		"a session log of nothing": {
+			app: `{"connection_log": {"sample": 0}}`, want: `connection_log.sample: 0 is not above 0 and up to 1; to log nothing leave connection_log out`,
+			caddyfile: "connection_log {\n\t\tsample 0\n\t}\n",
+		},
+		"a session log of too much": {
+			app: `{"connection_log": {"progress": "10ms"}}`, want: `connection_log.progress: 10ms is below 1s; leave it out for no records of live sessions`,
+			caddyfile: "connection_log {\n\t\tprogress 10ms\n\t}\n",
+		},
 		"workers below 0": {
 			app: `{"workers": -1}`, want: `workers: -1 is not from 0 to 127`,
 			caddyfile: "workers -1\n",

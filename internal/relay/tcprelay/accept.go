@@ -261,7 +261,7 @@ func (w *worker) adopt(f Flow) {
 	}
 	closeFD(int32(f.FD))
 	w.asking = f.Counters
-	f.Dialer.GaveUp(f.Client, relay.Drain)
+	f.Dialer.GaveUp(&relay.Info{Client: f.Client, Local: f.Local, Age: f.Age, Phase: relay.Connect}, relay.Drain)
 	if f.Done != nil {
 		f.Done()
 	}

@@ -88,11 +88,12 @@ type Dialer interface {
 	Next(client, local netip.AddrPort, attempt int, tried []*relay.Path) (t Target, ok bool)
 
 	// GaveUp hears, instead of any Closed, that no backend could be reached and
-	// the client's connection is closed. When the client, an operator or the
+	// the client's connection is closed. last is only valid during the call; its
+	// Path is that of the last backend that was tried, nil without one. When the client, an operator or the
 	// engine's end cuts a connect short, the owner of its path has heard
 	// ConnectFailed with relay.Shortage and ECANCELED before, so that the place
 	// Next has reserved is always given back by the same call.
-	GaveUp(client netip.AddrPort, why relay.Reason)
+	GaveUp(last *relay.Info, why relay.Reason)
 }
 
 // Target is a backend and how to connect to it.
@@ -121,5 +122,6 @@ type Flow struct {
 	Prefix        []byte // sent to the backend before anything read from FD; counted as the client's; the engine copies nothing, the caller lets it go
 	Dialer        Dialer
 	Counters      *relay.Counters // as Opening.Counters
+	Age           time.Duration   // since it was accepted
 	Done          func()          // called once, from a worker, after the connection has ended; may be nil
 }

@@ -74,6 +74,7 @@ type conn struct {
 	clientAddr, localAddr        [16]byte
 	clientPort, localPort, fault uint16
 	header                       uint16 // bytes of Target.Header still to go out, which are not counted
+	setup                        uint32 // microseconds until it was established
 	keepAlive                    uint16 // seconds, until it is set; see probed
 
 	state  state
@@ -157,8 +158,15 @@ func (w *worker) describe(slot uint32, c *conn, i *relay.Info) {
 		Local:    c.local(),
 		Age:      time.Duration(w.now - c.start),
 		Idle:     time.Duration(max(w.now-c.last, 0)),
+		Setup:    time.Duration(c.setup) * time.Microsecond,
 		BytesC2S: c.bytes[client],
 		BytesS2C: c.bytes[backend],
+	}
+	switch c.state {
+	case looking:
+		i.Phase = relay.Peek
+	case connecting:
+		i.Phase = relay.Connect
 	}
 	if fd := c.fd[backend]; fd >= 0 && i.Path != nil && i.Path.Mapped {
 		i.Upstream = peerAddr(fd, &w.rsa)

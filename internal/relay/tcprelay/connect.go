@@ -29,6 +29,8 @@ type pending struct {
 	prefix        []byte
 	tries         int
 	tried         []*relay.Path
+	failures      int // of tried, but for those that were cut short
+	failure       relay.Failure
 }
 
 // pends lends out pending structs.
@@ -62,6 +64,7 @@ func (w *worker) open(f Flow, fl flags) {
 	slot, c, p := w.begin(int32(f.FD), f.Client, f.Local)
 	c.state = connecting
 	c.flags = fl
+	c.start -= int64(f.Age)
 	p.dialer, p.prefix, p.count = f.Dialer, f.Prefix, f.Counters
 	if f.Done != nil {
 		c.flags |= finished
@@ -175,6 +178,10 @@ func (w *worker) connectFailed(slot uint32, c *conn, f relay.Failure, errno sysc
 		c.fd[backend] = -1
 	}
 	p.tried = append(p.tried, path)
+	if errno != syscall.ECANCELED {
+		p.failures++
+		p.failure = f
+	}
 	w.owner(path).ConnectFailed(path, f, errno)
 }
 
@@ -184,10 +191,15 @@ func (w *worker) abandon(slot uint32, c *conn, why relay.Reason) {
 		w.connectFailed(slot, c, relay.Shortage, syscall.ECANCELED)
 	}
 	p := w.pends.at(c.pend)
-	dialer, addr, count := p.dialer, p.client, p.count
+	dialer, count, last := p.dialer, p.count, &w.info
+	w.describe(slot, c, last)
+	last.Client, last.Local, last.Tries, last.Failure = p.client, p.local, p.failures, p.failure
+	if n := len(p.tried); n > 0 {
+		last.Path = p.tried[n-1]
+	}
 	w.release(slot, c)
 	w.asking = count
-	dialer.GaveUp(addr, why)
+	dialer.GaveUp(last, why)
 }
 
 // connected makes a connection ready for the pump.
@@ -217,8 +229,10 @@ func (w *worker) connected(slot uint32, c *conn) {
 	c.flags |= on(writable, client) | on(writable, backend)
 	w.schedule(slot, c)
 	w.enqueue(slot, c)
+	c.setup = uint32(min(max(w.now-c.start, 0)/int64(time.Microsecond), 1<<32-1))
 	if p := w.paths.at(c.path); p.Opened != nil {
-		p.Opened(c.client())
+		w.describe(slot, c, &w.info)
+		p.Opened(&w.info)
 	}
 }
 

@@ -37,6 +37,23 @@ func (e *Engine) Flows(yield func(*relay.Info) bool) {
 	}
 }
 
+// Part appends to found the connections among the slots [from, to) of worker n
+// that are established and that want selects, and returns where the worker's slots
+// end. The worker calls want. It must not be called from a worker.
+func (e *Engine) Part(n int, from, to uint32, want func(relay.ID) bool, found []relay.Info) (_ []relay.Info, end uint32) {
+	w := e.workers[n]
+	w.call(func() {
+		end = w.slab.top
+		for slot := from; slot < min(to, end); slot++ {
+			c := w.slab.at(slot)
+			if c.state == established && want(relay.MakeID(false, w.index, slot, c.gen)) {
+				found = append(found, w.inspect(slot, c))
+			}
+		}
+	})
+	return found, end
+}
+
 // Flow is the connection of that ID. It must not be called from a worker.
 func (e *Engine) Flow(id relay.ID) (i relay.Info, ok bool) {
 	e.with(id, func(w *worker, c *conn) {

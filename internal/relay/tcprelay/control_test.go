@@ -212,7 +212,7 @@ type dialerFunc func() Target
 func (f dialerFunc) Next(_, _ netip.AddrPort, attempt int, _ []*relay.Path) (Target, bool) {
 	return f(), attempt == 0
 }
-func (dialerFunc) GaveUp(netip.AddrPort, relay.Reason) {}
+func (dialerFunc) GaveUp(*relay.Info, relay.Reason) {}
 
 // TestEndpointClose has connections in the queue when the endpoint closes.
 func TestEndpointClose(t *testing.T) {

@@ -211,7 +211,7 @@ func (r *rig) Next(_, _ netip.AddrPort, attempt int, tried []*relay.Path) (Targe
 	return Target{Path: r.paths[attempt], ConnectTimeout: r.timeout, NoDelay: true, KeepAlive: 30 * time.Second, Header: r.header}, true
 }
 
-func (r *rig) GaveUp(_ netip.AddrPort, why relay.Reason) {
+func (r *rig) GaveUp(_ *relay.Info, why relay.Reason) {
 	r.mu.Lock()
 	r.gaveUp = append(r.gaveUp, why)
 	r.mu.Unlock()

@@ -42,6 +42,7 @@ type Conn struct {
 
 	lastWrite                                  atomic.Uint32 // tick
 	bytesC2S, bytesS2C, packetsC2S, packetsS2C atomic.Uint64
+	born                                       time.Time
 	wake                                       chan struct{} // something has changed for the reader; holds one
 
 	mu       sync.Mutex
@@ -84,7 +85,7 @@ func (o *Opening) Hold(path *relay.Path) (*Conn, error) {
 	slot := w.create(&o.key, o.hash, path, held|o.mark)
 	c := &Conn{
 		w: w, so: o.sock, way: o.Way(), slot: slot, gen: w.slab.at(slot).gen, client: o.Client, local: o.Local,
-		path: path, fd: -1, wake: make(chan struct{}, 1),
+		path: path, fd: -1, born: time.Now(), wake: make(chan struct{}, 1),
 	}
 	w.conns[slot] = c
 	o.conn = c
@@ -164,6 +165,13 @@ func (c *Conn) finish() (path *relay.Path, fd int, established bool) {
 	return c.path, -1, c.attached
 }
 
+// pending reports whether it is still to be decided about.
+func (c *Conn) pending() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return !c.attached
+}
+
 func (c *Conn) currentPath() *relay.Path {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -213,6 +221,10 @@ func (c *Conn) SetPath(path *relay.Path) {
 		w.releasePath(old)
 		w.disarm(c.slot)
 		w.start(c.slot)
+		if s.setup == 0 { // else it has had one
+			s.setup = c.setup()
+			w.tellOpened(c.slot, c)
+		}
 	})
 }
 
@@ -295,6 +307,11 @@ func (c *Conn) Acceptor() Acceptor { return c.so.ep.acceptor }
 // ID is what operators know the session by.
 func (c *Conn) ID() relay.ID { return relay.MakeID(true, c.w.id, c.slot, c.gen) }
 
+// setup is how long it has taken by now to set the session up, in microseconds.
+func (c *Conn) setup() uint32 {
+	return uint32(min(max(time.Since(c.born)/time.Microsecond, 1), 1<<32-1))
+}
+
 // adopt makes a held session one that the worker forwards.
 func (w *worker) adopt(c *Conn) {
 	c.mu.Lock()
@@ -313,6 +330,7 @@ func (w *worker) adopt(c *Conn) {
 	w.releasePath(old)
 	w.startHeading(s)
 	w.noteHost(slot, s, host)
+	s.setup = c.setup()
 	s.bytesC2S += c.bytesC2S.Load()
 	s.bytesS2C += c.bytesS2C.Load()
 	s.packetsC2S += c.packetsC2S.Load()

@@ -153,6 +153,28 @@ func (e *Engine) Flows(yield func(*relay.Info) bool) {
 	}
 }
 
+// Part appends to found the sessions among the slots [from, to) of worker n that
+// are established and that want selects, and returns where the worker's slots end.
+// The worker calls want. Callbacks must not call Part.
+func (e *Engine) Part(n int, from, to uint32, want func(relay.ID) bool, found []relay.Info) (_ []relay.Info, end uint32) {
+	e.workers[n].call(func(w *worker) {
+		end = w.slab.next
+		for slot := max(from, 1); slot < min(to, end); slot++ {
+			s := w.slab.at(slot)
+			if s.flags&live == 0 || !want(relay.MakeID(true, w.id, slot, s.gen)) {
+				continue
+			}
+			conn := w.conns[slot]
+			if conn != nil && conn.pending() {
+				continue
+			}
+			found = append(found, relay.Info{})
+			w.describe(slot, conn, &found[len(found)-1])
+		}
+	})
+	return found, end
+}
+
 // on runs f on the worker of the session with that ID, if it lives.
 func (e *Engine) on(id relay.ID, f func(w *worker, slot uint32)) (found bool) {
 	if !id.UDP() || id.Worker() >= len(e.workers) {

@@ -41,6 +41,8 @@ type session struct {
 	failed        uint32 // tick of the last failure reported
 	due           uint32 // tick of the timer bucket
 
+	setup uint32 // microseconds until it was connected
+
 	hashNext             uint32 // next in the table's chain, or in the list of free slots
 	timerNext, timerPrev uint32
 
@@ -249,7 +251,18 @@ func (w *worker) connect(slot uint32, fd int) bool {
 		return false
 	}
 	w.start(slot)
+	w.tellOpened(slot, nil)
 	return true
+}
+
+// tellOpened tells who wants to know that a session has reached its backend. conn
+// is its Conn if it is held.
+func (w *worker) tellOpened(slot uint32, conn *Conn) {
+	if p := w.paths[w.slab.at(slot).path].path; p.Opened != nil {
+		w.asking = p.Count(w.id)
+		w.describeFlow(slot, conn, &w.closed)
+		p.Opened(&w.closed)
+	}
 }
 
 // start arms the timer of a session whose path's limits apply from now on.
@@ -331,6 +344,21 @@ func (w *worker) end(slot uint32, why relay.Reason) {
 
 // describe fills info. conn is the session's Conn if it is held.
 func (w *worker) describe(slot uint32, conn *Conn, info *relay.Info) {
+	w.describeFlow(slot, conn, info)
+	s := w.slab.at(slot)
+	if s.fd >= 0 && getsockname(int(s.fd), &w.name) {
+		if a, port, _ := fromName(&w.name); port != 0 {
+			info.UpstreamLocal = addrPort(a, port)
+		}
+	}
+	if info.Path.Mapped && s.fd >= 0 && getpeername(int(s.fd), &w.name) {
+		a, port, _ := fromName(&w.name)
+		info.Upstream = addrPort(a, port)
+	}
+}
+
+// describeFlow is describe without what the kernel has to be asked for.
+func (w *worker) describeFlow(slot uint32, conn *Conn, info *relay.Info) {
 	s := w.slab.at(slot)
 	*info = relay.Info{
 		ID:         relay.MakeID(true, w.id, slot, s.gen),
@@ -339,6 +367,7 @@ func (w *worker) describe(slot uint32, conn *Conn, info *relay.Info) {
 		Local:      w.sockets[s.ep].hit(&s.key),
 		Age:        time.Duration(w.now-s.created) * tick,
 		Idle:       time.Duration(w.now-s.last) * tick,
+		Setup:      time.Duration(s.setup) * time.Microsecond,
 		BytesC2S:   s.bytesC2S,
 		BytesS2C:   s.bytesS2C,
 		PacketsC2S: s.packetsC2S,
@@ -350,15 +379,6 @@ func (w *worker) describe(slot uint32, conn *Conn, info *relay.Info) {
 		info.BytesS2C += conn.bytesS2C.Load()
 		info.PacketsC2S += conn.packetsC2S.Load()
 		info.PacketsS2C += conn.packetsS2C.Load()
-	}
-	if s.fd >= 0 && getsockname(int(s.fd), &w.name) {
-		if a, port, _ := fromName(&w.name); port != 0 {
-			info.UpstreamLocal = addrPort(a, port)
-		}
-	}
-	if info.Path.Mapped && s.fd >= 0 && getpeername(int(s.fd), &w.name) {
-		a, port, _ := fromName(&w.name)
-		info.Upstream = addrPort(a, port)
 	}
 }
 
