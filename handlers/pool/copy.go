@@ -17,6 +17,7 @@ import (
 	"github.com/wayhouse-proxy/wayhouse/modules/balancer"
 	"github.com/wayhouse-proxy/wayhouse/modules/listener"
 	"github.com/wayhouse-proxy/wayhouse/modules/pool"
+	"github.com/wayhouse-proxy/wayhouse/modules/tracing"
 )
 
 // The way of a flow that another handler has wrapped or another app's server
@@ -28,7 +29,7 @@ func (h *Handler) copyStream(cx *layer4.Connection, at *listener.Place, client, 
 	if !h.header.fits(false) {
 		return errMisfit
 	}
-	up, b, err := h.dialTCP(at, client, local)
+	up, b, err := h.dialTCP(setupOf(cx), at, client, local)
 	if err != nil {
 		return err
 	}
@@ -73,7 +74,7 @@ func counters(cx *layer4.Connection, at *listener.Place) *relay.Counters {
 }
 
 // dialTCP connects to a backend, and to the next one while it fails.
-func (h *Handler) dialTCP(at *listener.Place, client, local netip.AddrPort) (net.Conn, *pool.Backend, error) {
+func (h *Handler) dialTCP(setup *tracing.Setup, at *listener.Place, client, local netip.AddrPort) (net.Conn, *pool.Backend, error) {
 	s := h.pool.Settings()
 	f := balancer.Flow{Client: client, Local: local}
 	var tried []netip.AddrPort
@@ -89,7 +90,9 @@ func (h *Handler) dialTCP(at *listener.Place, client, local netip.AddrPort) (net
 			b.Release()
 			return nil, nil, fmt.Errorf("pool %s: %w", h.pool.Name(), err)
 		}
+		began := time.Now()
 		up, err := connectTCP(path, client, to, h.pool.Source(to.Addr()), s.ConnectTimeout, keepalive(s.Keepalive))
+		setup.Tried(path, began, time.Now(), failureOf(err))
 		if err == nil {
 			up.(*net.TCPConn).SetNoDelay(s.NoDelay)
 			return up, b, nil
@@ -99,6 +102,22 @@ func (h *Handler) dialTCP(at *listener.Place, client, local netip.AddrPort) (net
 		tried, last = append(tried, b.Addr()), err
 	}
 	return nil, nil, fmt.Errorf("pool %s: %w", h.pool.Name(), last)
+}
+
+// setupOf is the traced set-up of a flow, nil where it is not.
+func setupOf(cx *layer4.Connection) *tracing.Setup {
+	if c := listener.ConnOf(cx); c != nil {
+		return c.Setup()
+	}
+	return nil
+}
+
+// failureOf is the kind of failure of a connect, "" for none.
+func failureOf(err error) string {
+	if err == nil {
+		return ""
+	}
+	return dialFailure(err).String()
 }
 
 func keepalive(d time.Duration) time.Duration {
@@ -139,7 +158,9 @@ func (h *Handler) copyDatagrams(cx *layer4.Connection, at *listener.Place, clien
 	if err != nil {
 		return fmt.Errorf("pool %s: %w", h.pool.Name(), err)
 	}
+	began := time.Now()
 	up, err := connectUDP(path, client, to, h.pool.Source(to.Addr()))
+	setupOf(cx).Tried(path, began, time.Now(), failureOf(err))
 	if err != nil {
 		b.Passive(relay.ConnectFailure(errnoOf(err)))
 		return err

@@ -93,6 +93,12 @@ func (d directDialer) WithHost(host []byte) tcprelay.Dialer {
 	return d
 }
 
+// InTrace implements listener.TraceDialer.
+func (d directDialer) InTrace(trace []byte) tcprelay.Dialer {
+	d.header, _ = d.header.in(trace)
+	return d
+}
+
 // Next implements tcprelay.Dialer: there is one try.
 func (d directDialer) Next(client, _ netip.AddrPort, attempt int, _ []*relay.Path) (tcprelay.Target, bool) {
 	if attempt > 0 || !d.header.fits(false) {
@@ -156,11 +162,13 @@ func (d *Direct) Handle(cx *layer4.Connection, _ layer4.Handler) error {
 	}
 	var up net.Conn
 	var err error
+	began := time.Now()
 	if udp {
 		up, err = connectUDP(path, client, d.To, netip.Addr{})
 	} else {
 		up, err = connectTCP(path, client, d.To, netip.Addr{}, d.ConnectTimeout, directKeepalive)
 	}
+	setupOf(cx).Tried(path, began, time.Now(), failureOf(err))
 	if err != nil {
 		return err
 	}

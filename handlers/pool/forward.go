@@ -117,6 +117,14 @@ func (d *dialer) WithHost(host []byte) tcprelay.Dialer {
 	return d
 }
 
+// InTrace implements listener.TraceDialer.
+func (d *dialer) InTrace(trace []byte) tcprelay.Dialer {
+	if own, ok := d.header.in(trace); ok {
+		return &dialer{d.h, d.at, own, d.none}
+	}
+	return d
+}
+
 // Next implements tcprelay.Dialer.
 func (d *dialer) Next(client, local netip.AddrPort, attempt int, tried []*relay.Path) (tcprelay.Target, bool) {
 	s := d.h.pool.Settings()

@@ -27,6 +27,8 @@ type header struct {
 	pool string
 	form proxyproto.Form
 	host []byte // that the client has named
+
+	trace []byte // that the flow's set-up is in
 }
 
 func headerOf(p *pool.Pool) *header { return &header{pool: p.Name(), form: p.Settings().Proxy} }
@@ -66,10 +68,20 @@ func (h *header) with(host []byte) (*header, bool) {
 	return &own, true
 }
 
+// in is the header for a connection whose set-up is traced.
+func (h *header) in(trace []byte) (*header, bool) {
+	if !h.form.Trace || len(trace) == 0 {
+		return h, false
+	}
+	own := *h
+	own.trace = trace
+	return &own, true
+}
+
 // AppendHeader implements tcprelay.Header.
 func (h *header) AppendHeader(b []byte, id relay.ID, client, local netip.AddrPort) []byte {
 	h.sent()
-	f := proxyproto.Flow{Client: client, Local: local, Host: h.host}
+	f := proxyproto.Flow{Client: client, Local: local, Host: h.host, Trace: h.trace}
 	if h.form.UniqueID {
 		f.ID = id.AppendTo(nil)
 	}
@@ -83,8 +95,11 @@ func (h *header) copied(cx *layer4.Connection, client, local netip.AddrPort) []b
 	if c, ok := listener.ConnOf(cx).(interface{ ID() relay.ID }); ok {
 		f.ID = c.ID().AppendTo(nil)
 	}
-	if c := listener.ConnOf(cx); c != nil && !local.IsValid() {
-		f.Local = c.Local()
+	if c := listener.ConnOf(cx); c != nil {
+		f.Trace = c.Setup().TraceParent()
+		if !local.IsValid() {
+			f.Local = c.Local()
+		}
 	}
 	return h.form.Append(nil, &f)
 }

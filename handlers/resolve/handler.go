@@ -4,6 +4,7 @@
 package resolve
 
 import (
+	"context"
 	"errors"
 	"time"
 
@@ -20,6 +21,7 @@ import (
 	"github.com/wayhouse-proxy/wayhouse/modules/proxy"
 	"github.com/wayhouse-proxy/wayhouse/modules/resolver"
 	"github.com/wayhouse-proxy/wayhouse/modules/sniff"
+	"github.com/wayhouse-proxy/wayhouse/modules/tracing"
 )
 
 func init() { caddy.RegisterModule(new(Handler)) }
@@ -83,7 +85,7 @@ func (h *Handler) Decide(cx *layer4.Connection, c listener.Conn, final bool) (li
 		return nil, layer4.ErrConsumedAllPrefetchedBytes
 	}
 	s := h.host.Settings()
-	a, err := h.host.Resolve(r)
+	a, err := h.ask(c, r)
 	switch {
 	case err != nil && s.OnError == resolver.FallbackRoute:
 		return nil, nil
@@ -96,6 +98,28 @@ func (h *Handler) Decide(cx *layer4.Connection, c listener.Conn, final bool) (li
 		}, nil
 	}
 	return h.pools[a.Pool], nil
+}
+
+// ask asks the resolver, in a span of the flow's set-up.
+func (h *Handler) ask(c listener.Conn, r *resolver.Request) (resolver.Answer, error) {
+	var setup *tracing.Setup
+	if c != nil {
+		setup = c.Setup()
+	}
+	parent, end := setup.Call(h.Resolver)
+	r.TraceParent = parent
+	a, err := h.host.Resolve(r)
+	switch {
+	case err == nil:
+		end("ok")
+	case errors.Is(err, resolver.ErrNoPlace):
+		end("empty")
+	case errors.Is(err, context.DeadlineExceeded):
+		end("timeout")
+	default:
+		end("error")
+	}
+	return a, err
 }
 
 // Handle asks for a flow that other handlers have wrapped, or that comes from a

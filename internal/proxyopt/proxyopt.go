@@ -28,11 +28,12 @@ type Options struct {
 
 	// What else is in a header of v2 and v2-udp: authority, the host that the
 	// client has named, where a matcher has looked for one; unique_id, the ID that
-	// the flow has in GET /sessions; crc32c, a checksum. Default: none.
+	// the flow has in GET /sessions; traceparent, the span of its set-up while the
+	// app is tracing, in the field 0xE7; crc32c, a checksum. Default: none.
 	ProxyProtocolTLVs []string `json:"proxy_protocol_tlvs,omitempty"`
 }
 
-var fields = []string{"authority", "unique_id", "crc32c"}
+var fields = []string{"authority", "unique_id", "traceparent", "crc32c"}
 
 // ProxyForm is what the options say. Errors begin with the key.
 func (o *Options) ProxyForm() (f proxyproto.Form, err error) {
@@ -56,12 +57,13 @@ func (o *Options) ProxyForm() (f proxyproto.Form, err error) {
 	for i, s := range o.ProxyProtocolTLVs {
 		switch {
 		case !slices.Contains(fields, s):
-			return f, fmt.Errorf("proxy_protocol_tlvs[%d]: %q is none of authority, unique_id, crc32c", i, s)
+			return f, fmt.Errorf("proxy_protocol_tlvs[%d]: %q is none of authority, unique_id, traceparent, crc32c", i, s)
 		case slices.Contains(o.ProxyProtocolTLVs[:i], s):
 			return f, fmt.Errorf("proxy_protocol_tlvs[%d]: %s is listed twice", i, s)
 		}
 		f.Authority = f.Authority || s == "authority"
 		f.UniqueID = f.UniqueID || s == "unique_id"
+		f.Trace = f.Trace || s == "traceparent"
 		f.CRC = f.CRC || s == "crc32c"
 	}
 	if len(o.ProxyProtocolTLVs) > 0 && f.Version != proxyproto.V2 && f.Version != proxyproto.V2UDP {
@@ -73,7 +75,7 @@ func (o *Options) ProxyForm() (f proxyproto.Form, err error) {
 // ProxyOptions are the options as a Caddyfile has them. Syntax:
 //
 //	proxy_protocol      none|v1|v2|v2-udp|spp [first|until_reply|every]
-//	proxy_protocol_tlvs [authority] [unique_id] [crc32c]
+//	proxy_protocol_tlvs [authority] [unique_id] [traceparent] [crc32c]
 func (o *Options) ProxyOptions() caddyopt.Options {
 	version := caddyopt.Enum(&o.ProxyProtocol, "none", "v1", "v2", "v2-udp", "spp")
 	mode := caddyopt.Enum(&o.ProxyProtocolUDP, "first", "until_reply", "every")

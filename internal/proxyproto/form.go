@@ -67,6 +67,7 @@ type Form struct {
 	// What headers of version 2 have besides.
 	Authority bool // the host that the client has named
 	UniqueID  bool // the ID of the flow
+	Trace     bool // the trace that its set-up is in
 	CRC       bool // a checksum of the header
 }
 

@@ -18,10 +18,12 @@ const (
 	addrs6  = 36
 
 	// MostWritten is more than the longest header that is written.
-	MostWritten = fixedV2 + addrs6 + 3 + maxID + 3 + maxHost + 3 + 4
+	MostWritten = fixedV2 + addrs6 + 3 + maxID + 3 + maxHost + 3 + maxTrace + 3 + 4
 
 	maxID   = 128 // by the definition of the field
 	maxHost = 255
+
+	maxTrace = 55 // by W3C's definition of traceparent
 )
 
 // signature begins a header of version 2.
@@ -44,6 +46,7 @@ const (
 	fieldAuthority = 0x02
 	fieldCRC       = 0x03
 	fieldUniqueID  = 0x05
+	fieldTrace     = 0xe7 // of those that are for applications
 )
 
 const magicSPP = 0x56ec
@@ -55,6 +58,7 @@ type Flow struct {
 	Client, Local netip.AddrPort
 	ID            []byte // "": not known
 	Host          []byte // "": none was named
+	Trace         []byte // as W3C's traceparent; "": it is not traced
 }
 
 // Append appends the header that servers of the form get of a flow. Addresses
@@ -132,6 +136,9 @@ func (f *Form) appendV2(b []byte, w *Flow) []byte {
 	}
 	if f.UniqueID && len(w.ID) > 0 && len(w.ID) <= maxID {
 		b = appendField(b, fieldUniqueID, w.ID)
+	}
+	if f.Trace && len(w.Trace) > 0 && len(w.Trace) <= maxTrace {
+		b = appendField(b, fieldTrace, w.Trace)
 	}
 	if f.CRC {
 		b = append(b, fieldCRC, 0, 4, 0, 0, 0, 0)

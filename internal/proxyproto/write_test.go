@@ -54,8 +54,8 @@ func TestAppend(t *testing.T) {
 
 func TestAppendDoesNotAllocate(t *testing.T) {
 	buf := make([]byte, 0, MostWritten)
-	w := &Flow{Client: ap("[2001:db8::1]:1"), Local: ap("192.0.2.1:2"), ID: []byte("u-1234567890abcdef"), Host: bytes.Repeat([]byte("h"), maxHost)}
-	for _, f := range []Form{{Version: V1}, {Version: V2, Authority: true, UniqueID: true, CRC: true}, {Version: V2UDP, CRC: true}, {Version: SPP}} {
+	w := &Flow{Client: ap("[2001:db8::1]:1"), Local: ap("192.0.2.1:2"), ID: []byte("u-1234567890abcdef"), Host: bytes.Repeat([]byte("h"), maxHost), Trace: bytes.Repeat([]byte("t"), maxTrace)}
+	for _, f := range []Form{{Version: V1}, {Version: V2, Authority: true, UniqueID: true, Trace: true, CRC: true}, {Version: V2UDP, CRC: true}, {Version: SPP}} {
 		if n := testing.AllocsPerRun(100, func() { f.Append(buf, w) }); n != 0 {
 			t.Errorf("%v: %v allocations", f.Version, n)
 		}

@@ -16,6 +16,7 @@ import (
 	"github.com/wayhouse-proxy/wayhouse/internal/flowaddr"
 	"github.com/wayhouse-proxy/wayhouse/internal/relay"
 	"github.com/wayhouse-proxy/wayhouse/internal/relay/udprelay"
+	"github.com/wayhouse-proxy/wayhouse/modules/tracing"
 )
 
 // TCPConn is a client's connection on its way through the routes and, with a
@@ -32,6 +33,10 @@ type TCPConn struct {
 	path          atomic.Pointer[relay.Path]
 	phase         atomic.Uint32 // relay.Phase, while there is no path
 	setup         atomic.Int64  // nanoseconds after opened at which there was
+
+	setupSpan *tracing.Setup // nil: it is not traced
+	steps     steps
+	handled   time.Time // since when a foreign handler has it
 
 	c2s, s2c atomic.Uint64
 	last     atomic.Int64 // nanoseconds after opened
@@ -135,6 +140,7 @@ func (c *TCPConn) Place() *Place { return c.place.Load() }
 func (c *TCPConn) SetPath(p *relay.Path) {
 	c.setup.Store(int64(time.Since(c.opened)))
 	if c.path.Swap(p) == nil {
+		c.setupSpan.End(time.Now(), p, tracing.Established)
 		i := c.info()
 		c.view.stats.Opened(&i)
 	}
@@ -189,6 +195,7 @@ func (c *TCPConn) Close() error {
 		err = c.Conn.Close()
 		last := c.info()
 		c.view.stats.Closed(&last, relay.Reason(c.why.Load()))
+		c.endSetup(&last)
 	})
 	return err
 }
@@ -212,6 +219,7 @@ func (c *TCPConn) reject(count prometheus.Counter) {
 // turnAway is reject for a reason that no filter or limit has, and tells of it.
 func (c *TCPConn) turnAway(count prometheus.Counter, why relay.Drop) {
 	c.reject(count)
+	c.setupSpan.End(time.Now(), nil, why.String())
 	c.view.tell(why.String(), c.client, c.local, false)
 }
 
@@ -242,6 +250,10 @@ type UDPConn struct {
 	view          *view
 	place         *Place
 	forwarded     bool
+
+	setupSpan *tracing.Setup
+	steps     steps
+	handled   time.Time // as of TCPConn
 }
 
 // Client is the client's address.
@@ -264,6 +276,7 @@ func (c *UDPConn) Engines() *Engines { return c.view.engines }
 func (c *UDPConn) SetPath(p *relay.Path) {
 	own := *p
 	own.Owner, own.Opened = heldOwner{c.view.stats}, c.view.stats.Opened
+	c.setupSpan.End(time.Now(), p, tracing.Established)
 	c.Conn.SetPath(&own)
 }
 
@@ -275,7 +288,8 @@ func (c *UDPConn) Native(f Forwarder) (why relay.Drop, ok bool) {
 		first = ds[0]
 	}
 	o := udprelay.Opening{Worker: c.worker, Client: c.client, Local: c.local, Data: first}
-	if f.ForwardUDP(&o, c.place) != udprelay.Forward {
+	c.SetTrace(c.setupSpan.TraceParent())
+	if forwardTraced(f, &o, c.place, c.setupSpan) != udprelay.Forward {
 		c.Reject(o.Reason)
 		return o.Reason, false
 	}

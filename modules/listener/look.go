@@ -9,6 +9,7 @@ import (
 	"github.com/wayhouse-proxy/wayhouse/internal/relay/tcprelay"
 	"github.com/wayhouse-proxy/wayhouse/modules/flow"
 	"github.com/wayhouse-proxy/wayhouse/modules/sniff"
+	"github.com/wayhouse-proxy/wayhouse/modules/tracing"
 )
 
 // A look is the walk of a connection whose route is decided on the worker that
@@ -113,6 +114,7 @@ func (l *look) enter(v *view, o *tcprelay.Opening, seen []byte, final bool) tcpr
 func (l *look) decide(o *tcprelay.Opening) tcprelay.Decision {
 	w := &l.walk
 	v := w.v
+	began := now(tracing.On())
 	s, err := w.next()
 	switch {
 	case s == atBytes:
@@ -140,6 +142,7 @@ func (l *look) decide(o *tcprelay.Opening) tcprelay.Decision {
 		return tcprelay.Refuse
 	}
 	v.stats.Accepted.Inc()
+	v.traceLooked(o, began)
 	return tcprelay.Forward
 }
 

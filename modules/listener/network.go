@@ -15,6 +15,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	"github.com/wayhouse-proxy/wayhouse/internal/relay"
+	"github.com/wayhouse-proxy/wayhouse/modules/tracing"
 )
 
 // The network wayhouse/NAME. A listener without routes offers what arrives to
@@ -300,13 +301,14 @@ func (v *view) offer(c *TCPConn) {
 func (v *view) give(c *TCPConn, to frontPort) {
 	c.enter(relay.Handled)
 	c.setup.Store(int64(time.Since(c.opened)))
-	i := c.info() // while it is ours
+	i, setup := c.info(), c.setupSpan // while it is ours
 	if !outlets.give(to.name, to.of(c.local.Port()), c) {
 		c.turnAway(v.stats.NoRoute, relay.NoRoute)
 		return
 	}
 	v.stats.Accepted.Inc()
 	v.stats.Opened(&i)
+	setup.End(time.Now(), i.Path, tracing.Handler)
 }
 
 // offered has the places of listeners without routes, by their counters: the

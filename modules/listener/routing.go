@@ -232,7 +232,9 @@ func (w *walk) wait() bool {
 		return true
 	}
 	w.enter(relay.Peek)
+	began := w.steps().wait()
 	buf, err := w.src.more(w.deadline, w.v.peek.MaxBytes)
+	w.steps().waited(began)
 	w.enter(relay.Routing)
 	if err == errNotYet {
 		return false
@@ -270,6 +272,7 @@ func (w *walk) decide(d Decider, at *Place) (stop, error) {
 		var err error
 		for {
 			w.enter(relay.Resolve)
+			w.matched()
 			w.to, err = d.Decide(w.connection(), w.c, w.spent)
 			w.enter(relay.Routing)
 			if w.spent || !errors.Is(err, layer4.ErrConsumedAllPrefetchedBytes) {
@@ -282,6 +285,7 @@ func (w *walk) decide(d Decider, at *Place) (stop, error) {
 		}
 	}
 	if w.to == nil {
+		w.steps().again()
 		return atRoute, nil
 	}
 	w.place = at

@@ -33,6 +33,15 @@ type Forwarder interface {
 	TCPDialer(at *Place) tcprelay.Dialer
 }
 
+// TraceDialer is a dialer that wants to know the trace that a flow's set-up is in,
+// where that is traced.
+type TraceDialer interface {
+	tcprelay.Dialer
+
+	// InTrace is the dialer for one connection; trace is W3C's traceparent.
+	InTrace(trace []byte) tcprelay.Dialer
+}
+
 // Rejecter is a Forwarder that takes no flow. The listener closes a connection
 // of its route, and counts both that and the datagrams as rejected by a route.
 type Rejecter interface {

@@ -16,6 +16,7 @@ import (
 	"github.com/wayhouse-proxy/wayhouse/internal/relay/tcprelay"
 	"github.com/wayhouse-proxy/wayhouse/internal/relay/udprelay"
 	"github.com/wayhouse-proxy/wayhouse/modules/sniff"
+	"github.com/wayhouse-proxy/wayhouse/modules/tracing"
 )
 
 // connVar is the variable in which handlers find the client's connection
@@ -31,8 +32,9 @@ type Conn interface {
 	Listener() string
 	Place() *Place // nil while the route is being decided
 	Engines() *Engines
-	SetPath(*relay.Path) // what operators see of it from now on
-	End(relay.Reason)    // Close, and say why
+	Setup() *tracing.Setup // nil while that is not traced
+	SetPath(*relay.Path)   // what operators see of it from now on
+	End(relay.Reason)      // Close, and say why
 }
 
 // ConnOf is the client's connection behind cx, nil outside a Wayhouse listener.
@@ -64,6 +66,7 @@ func (v *view) serveTCP(fd int, client, local netip.AddrPort, w *walk, age time.
 		}
 		return
 	}
+	c.traced(w != nil && age > 0)
 	if len(v.routes) == 0 {
 		v.offer(c)
 		return
@@ -85,11 +88,13 @@ func (v *view) serveTCP(fd int, client, local netip.AddrPort, w *walk, age time.
 		switch s {
 		case atForwarder:
 			v.stats.Accepted.Inc()
+			c.steps.matched(c.setupSpan)
 			c.place.Store(w.place)
 			c.ForwardTCP(nil, Hosted(w.to.TCPDialer(w.place), w.first.Known()))
 			return
 		case atReject, atEnd:
 			v.unmatched(client, err)
+			c.steps.matched(c.setupSpan)
 			switch {
 			case w.handled: // a handler has had it
 			case s == atReject:
@@ -100,6 +105,7 @@ func (v *view) serveTCP(fd int, client, local netip.AddrPort, w *walk, age time.
 			return
 		}
 		r := v.routes[w.at]
+		c.steps.matched(c.setupSpan)
 		if r.rejects && !w.handled {
 			c.turnAway(v.stats.Turned, relay.Reject)
 			return
@@ -121,6 +127,7 @@ func (v *view) serveTCP(fd int, client, local netip.AddrPort, w *walk, age time.
 			}
 		}
 		c.enter(relay.Handled)
+		c.handled = time.Now()
 		cx := w.connection()
 		cx.SetVar(connVar, c)
 		through, err := r.run(cx)
@@ -142,6 +149,7 @@ func (v *view) native(c *UDPConn, f Forwarder) {
 	if why, ok := c.Native(f); !ok {
 		v.stats.Abandoned(true, c.client.Addr())
 		v.tell(why.String(), c.client, c.local, true)
+		c.setupSpan.End(time.Now(), nil, why.String())
 		c.forwarded = true // and has been rejected
 	}
 }
@@ -196,6 +204,7 @@ func closeWrite(c net.Conn) error {
 // ForwardTCP gives a connection to the engine. prefix is what has been read of
 // it already.
 func (c *TCPConn) ForwardTCP(prefix []byte, d tcprelay.Dialer) {
+	d = traced(d, c.setupSpan)
 	fd, err := c.Detach()
 	if err != nil {
 		c.because(relay.Error) // a shortage of descriptors, if nothing has ended it before
@@ -211,16 +220,22 @@ func (c *TCPConn) ForwardTCP(prefix []byte, d tcprelay.Dialer) {
 // serveUDP decides the route of a session and sees it handled.
 func (v *view) serveUDP(uc *udprelay.Conn, client, local netip.AddrPort, worker int) {
 	c := &UDPConn{Conn: uc, client: client, local: local, worker: worker, view: v}
+	if tracing.On() {
+		c.setupSpan = tracing.Begin(time.Now(), tracing.Flow{Listener: v.name, UDP: true, Client: client, Local: local})
+		c.steps.begin()
+	}
 	attached, why := false, relay.NoRoute
 	defer func() {
 		switch {
 		case c.forwarded: // its path's owner counts it out
 		case attached:
+			c.setupSpan.End(c.handled, c.at(), tracing.Handler)
 			c.Close() // and v.Closed counts it out
 		default:
 			c.Reject(why)
 			v.stats.Abandoned(true, client.Addr())
 			v.tell(why.String(), client, local, true)
+			c.setupSpan.End(time.Now(), nil, why.String())
 		}
 	}()
 	defer v.contain(client, func() {
@@ -236,6 +251,7 @@ func (v *view) serveUDP(uc *udprelay.Conn, client, local netip.AddrPort, worker 
 		s, err := w.next()
 		switch s {
 		case atForwarder:
+			c.steps.matched(c.setupSpan)
 			c.place = w.place
 			c.SetHost(w.first.Known())
 			v.native(c, w.to)
@@ -247,6 +263,7 @@ func (v *view) serveUDP(uc *udprelay.Conn, client, local netip.AddrPort, worker 
 			v.unmatched(client, err)
 			return
 		}
+		c.steps.matched(c.setupSpan)
 		r := v.routes[w.at]
 		if r.rejects && !w.handled {
 			why = relay.Reject
@@ -267,7 +284,7 @@ func (v *view) serveUDP(uc *udprelay.Conn, client, local netip.AddrPort, worker 
 			if !c.Attach() {
 				return
 			}
-			attached = true
+			attached, c.handled = true, time.Now()
 			// Handlers read datagram by datagram from c, not from the bytes that
 			// the matchers saw in one piece.
 			io.CopyN(io.Discard, cx, int64(len(cx.MatchingBytes())))

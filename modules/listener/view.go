@@ -195,6 +195,7 @@ func (v *view) direct(o *tcprelay.Opening) (d tcprelay.Decision, known bool) {
 	default:
 		v.stats.Accepted.Inc()
 		o.Dialer = v.dialers[i]
+		v.traceDirect(o)
 		return tcprelay.Forward, true
 	}
 	return tcprelay.Refuse, known
@@ -302,7 +303,7 @@ func (ep *endpoint) Open(o *udprelay.Opening) udprelay.Decision {
 	case known && v.routes[i].rejects:
 		d = v.drop(o, relay.Reject)
 	case known:
-		if d = v.routes[i].native.ForwardUDP(o, v.places[i]); d == udprelay.Refuse {
+		if d = v.forwardUDP(o, i); d == udprelay.Refuse {
 			v.tell(o.Reason.String(), o.Client, o.Local, true)
 		}
 	default:

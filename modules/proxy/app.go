@@ -30,6 +30,7 @@ import (
 	"github.com/wayhouse-proxy/wayhouse/modules/pool"
 	"github.com/wayhouse-proxy/wayhouse/modules/resolver"
 	"github.com/wayhouse-proxy/wayhouse/modules/sniff"
+	"github.com/wayhouse-proxy/wayhouse/modules/tracing"
 )
 
 func init() { caddy.RegisterModule(new(App)) }
@@ -70,6 +71,11 @@ type App struct {
 	// Log every connection and UDP session that ends, or a share of them. An empty
 	// object is all of them. Default: off.
 	ConnectionLog *flow.LogConfig `json:"connection_log,omitempty"`
+
+	// Trace how flows are set up, by OpenTelemetry: an empty object turns it on.
+	// Exporter, sampler and resource are what the standard variables OTEL_… of the
+	// process say. Default: off.
+	Tracing *tracing.Config `json:"tracing,omitempty"`
 
 	// Have the kernel turn away what filters would refuse: nftables, or an object
 	// with kind and options. Needs CAP_NET_ADMIN. Default: off.
@@ -356,9 +362,13 @@ func (a *App) Start() (err error) {
 	var begun []*listener.Listener
 	var kernel *offload.Kernel
 	acquired := false
+	traces := false
 	defer func() {
 		if err == nil {
 			return
+		}
+		if traces {
+			err = errors.Join(err, tracing.Release())
 		}
 		if kernel != nil {
 			err = errors.Join(err, offload.Release())
@@ -380,6 +390,12 @@ func (a *App) Start() (err error) {
 	}()
 	if err = a.checkOtherApps(); err != nil {
 		return err
+	}
+	if a.Tracing != nil {
+		if err := tracing.Acquire(processLog.Named("tracing")); err != nil {
+			return fmt.Errorf("tracing: %w", err)
+		}
+		traces = true
 	}
 	if got := a.engines.TCP.Workers(); got != workers {
 		a.logger.Warn("the number of workers changes with the next start of the process", zap.Int("running", got), zap.Int("configured", workers))
@@ -493,6 +509,9 @@ func (a *App) Stop() error {
 	}
 	errs = append(errs, intent.Process.Release(a.stateDir))
 	signals.release()
+	if a.Tracing != nil {
+		errs = append(errs, tracing.Release())
+	}
 	a.leaveSessionLog()
 	a.leave()
 	return errors.Join(errs...)

@@ -15,6 +15,7 @@ import (
 	"github.com/wayhouse-proxy/wayhouse/modules/pool"
 	"github.com/wayhouse-proxy/wayhouse/modules/resolver"
 	"github.com/wayhouse-proxy/wayhouse/modules/sniff"
+	"github.com/wayhouse-proxy/wayhouse/modules/tracing"
 )
 
 func init() { httpcaddyfile.RegisterGlobalOption("wayhouse", parseGlobalOption) }
@@ -41,6 +42,7 @@ func init() { httpcaddyfile.RegisterGlobalOption("wayhouse", parseGlobalOption) 
 //			open
 //			progress <duration>
 //		}
+//		tracing
 //		offload nftables {
 //			block_after <number>
 //			block_for   <duration>
@@ -104,6 +106,7 @@ func (a *App) caddyfileOptions() caddyopt.Options {
 		"geo_db":         caddyopt.String(&a.GeoDB),
 		"geo_asn_db":     caddyopt.String(&a.GeoASNDB),
 		"connection_log": caddyopt.Func(a.unmarshalConnectionLog),
+		"tracing":        caddyopt.Func(a.unmarshalTracing),
 		"offload":        caddyopt.Func(a.unmarshalOffload),
 		"source":         caddyopt.Many(caddyopt.Func(a.unmarshalSource)),
 		"pool":           caddyopt.Many(caddyopt.Func(a.unmarshalPool)),
@@ -137,6 +140,11 @@ func (a *App) unmarshalSource(d *caddyfile.Dispenser) error {
 		a.SourcesRaw = make(map[string]json.RawMessage)
 	}
 	a.SourcesRaw[name] = raw
+	return nil
+}
+
+func (a *App) unmarshalTracing(*caddyfile.Dispenser) error {
+	a.Tracing = new(tracing.Config)
 	return nil
 }
 

@@ -123,6 +123,9 @@ func (g *GRPC) Resolve(ctx context.Context, r *Request) (Answer, error) {
 	if len(g.headers) > 0 {
 		ctx = metadata.NewOutgoingContext(ctx, metadata.New(g.headers))
 	}
+	if r.TraceParent != "" {
+		ctx = metadata.AppendToOutgoingContext(ctx, "traceparent", r.TraceParent)
+	}
 	resp, err := resolverv1.NewResolverClient(g.channel).Resolve(ctx, &resolverv1.ResolveRequest{
 		Listener: r.Listener, Src: r.Client.String(), Dst: r.Dst(),
 		Sni: utf8(r.SNI), FirstBytes: r.FirstBytes, RoutingKey: utf8(r.RoutingKey),

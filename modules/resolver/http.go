@@ -107,6 +107,9 @@ func (h *HTTP) Resolve(ctx context.Context, r *Request) (Answer, error) {
 	req.Header.Set("Content-Type", "application/json")
 	req.Header.Set("Accept", "application/json")
 	req.Header.Set("User-Agent", "wayhouse")
+	if r.TraceParent != "" {
+		req.Header.Set("Traceparent", r.TraceParent)
+	}
 	for name, v := range h.headers {
 		if http.CanonicalHeaderKey(name) == "Host" {
 			req.Host = v

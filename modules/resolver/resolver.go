@@ -26,6 +26,7 @@ type Request struct {
 	SNI           string         // the TLS server name; "": none
 	RoutingKey    string         // what a sniffer has found; "": nothing
 	FirstBytes    []byte         // of the stream so far, or the first datagram
+	TraceParent   string         // W3C's traceparent, for the service; "": the flow is not traced
 }
 
 // Answer is where a flow goes. Without Pool and Target the resolver knows of no

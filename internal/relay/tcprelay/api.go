@@ -104,6 +104,7 @@ type Target struct {
 	ConnectTimeout time.Duration  // above 0
 	KeepAlive      time.Duration  // interval of TCP keepalive probes on both sides; 0: off
 	NoDelay        bool           // TCP_NODELAY on both sides
+	Connected      func()         // called by the worker when the backend is reached; nil: nobody
 	Header         Header         // what is sent to the backend before anything else; nil: nothing
 }
 

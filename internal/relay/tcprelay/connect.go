@@ -218,6 +218,7 @@ func (w *worker) connected(slot uint32, c *conn) {
 		first = slices.Concat(first, p.prefix)
 	}
 	w.tune(c, t, len(first) > 0)
+	told := t.Connected
 	if len(first) > 0 {
 		c.spill[client] = w.spills.lend(first)
 		c.held[client] = uint32(len(first))
@@ -233,6 +234,9 @@ func (w *worker) connected(slot uint32, c *conn) {
 	if p := w.paths.at(c.path); p.Opened != nil {
 		w.describe(slot, c, &w.info)
 		p.Opened(&w.info)
+	}
+	if told != nil {
+		told()
 	}
 }
 

@@ -71,6 +71,9 @@ type Opening struct {
 	// the header that Path.Proxy wants. The engine copies it.
 	Host []byte
 
+	// Trace is the same for the trace that the session's set-up is in.
+	Trace []byte
+
 	w    *worker
 	sock *socket
 	key  key

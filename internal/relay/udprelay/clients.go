@@ -173,8 +173,8 @@ func (w *worker) ask(data []byte) {
 			w.end(o.old, relay.BackendDown)
 		}
 		slot := w.create(&o.key, o.hash, o.Path, o.mark)
-		w.noteHost(slot, w.slab.at(slot), o.Host)
-		o.FD, o.Host = -1, nil // the descriptor is the session's now
+		w.noteFor(slot, w.slab.at(slot), o.Host, o.Trace)
+		o.FD, o.Host, o.Trace = -1, nil, nil // the descriptor is the session's now
 		if !w.connect(slot, fd) {
 			return // counted there
 		}

@@ -51,6 +51,7 @@ type Conn struct {
 	path     *relay.Path
 	fd       int        // Forward's, until the worker takes it
 	host     []byte     // SetHost's
+	trace    []byte     // SetTrace's
 	why      relay.Drop // Reject's
 	err      error      // what Read answers in the end
 	queue    [][]byte
@@ -304,6 +305,13 @@ func (o *Opening) Ender() func(relay.Reason) {
 // Acceptor is who was asked about the session.
 func (c *Conn) Acceptor() Acceptor { return c.so.ep.acceptor }
 
+// SetTrace is SetHost for the trace of the session's set-up.
+func (c *Conn) SetTrace(trace []byte) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.trace = trace
+}
+
 // ID is what operators know the session by.
 func (c *Conn) ID() relay.ID { return relay.MakeID(true, c.w.id, c.slot, c.gen) }
 
@@ -315,7 +323,7 @@ func (c *Conn) setup() uint32 {
 // adopt makes a held session one that the worker forwards.
 func (w *worker) adopt(c *Conn) {
 	c.mu.Lock()
-	path, fd, queue, host := c.path, c.fd, c.queue, c.host
+	path, fd, queue, host, trace := c.path, c.fd, c.queue, c.host, c.trace
 	c.fd = -1
 	c.endLocked(net.ErrClosed)
 	c.mu.Unlock()
@@ -329,7 +337,7 @@ func (w *worker) adopt(c *Conn) {
 	s.path = w.holdPath(path)
 	w.releasePath(old)
 	w.startHeading(s)
-	w.noteHost(slot, s, host)
+	w.noteFor(slot, s, host, trace)
 	s.setup = c.setup()
 	s.bytesC2S += c.bytesC2S.Load()
 	s.bytesS2C += c.bytesS2C.Load()

@@ -15,7 +15,8 @@ import (
 
 // note is what few sessions have and a session has no room for.
 type note struct {
-	host []byte // that the client has named
+	host  []byte // that the client has named
+	trace []byte // that its set-up is in
 }
 
 func (w *worker) noteOf(slot uint32, s *session) *note {
@@ -26,10 +27,14 @@ func (w *worker) noteOf(slot uint32, s *session) *note {
 	return w.notes[slot]
 }
 
-// noteHost keeps the host for a session whose backend is to be told.
-func (w *worker) noteHost(slot uint32, s *session, host []byte) {
-	if len(host) > 0 && w.paths[s.path].path.Proxy.Authority {
+// noteFor keeps the host and the trace of a session whose backend is to be told.
+func (w *worker) noteFor(slot uint32, s *session, host, trace []byte) {
+	f := &w.paths[s.path].path.Proxy
+	if len(host) > 0 && f.Authority {
 		w.noteOf(slot, s).host = bytes.Clone(host)
+	}
+	if len(trace) > 0 && f.Trace {
+		w.noteOf(slot, s).trace = bytes.Clone(trace)
 	}
 }
 
@@ -52,8 +57,9 @@ func (w *worker) head(slot uint32, s *session) []byte {
 	f := &w.paths[s.path].path.Proxy
 	a := &w.about
 	a.Client, a.Local, a.Host = addrPort(s.client, s.port), w.sockets[s.ep].hit(&s.key), nil
+	a.Trace = nil
 	if s.flags&noted != 0 {
-		a.Host = w.notes[slot].host
+		a.Host, a.Trace = w.notes[slot].host, w.notes[slot].trace
 	}
 	if f.UniqueID {
 		a.ID = relay.MakeID(true, w.id, slot, s.gen).AppendTo(w.idText[:0])
