@@ -8,12 +8,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/netip"
 	"net/url"
 	"os"
 
 	"golang.org/x/net/http/httpguts"
 	"golang.org/x/sys/unix"
+
+	"github.com/wayhouse-proxy/wayhouse/internal/hostport"
 )
 
 // Access is how a service is reached, as files say it at one time.
@@ -97,10 +98,7 @@ func ParseURL(s string) (*url.URL, error) {
 }
 
 // Loopback reports whether a URL is one of this host.
-func Loopback(u *url.URL) bool {
-	a, err := netip.ParseAddr(u.Hostname())
-	return u.Hostname() == "localhost" || err == nil && a.Unmap().IsLoopback()
-}
+func Loopback(u *url.URL) bool { return hostport.Loopback(u.Hostname()) }
 
 // maxFile bounds the files that are read.
 const maxFile = 1 << 20

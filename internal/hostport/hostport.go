@@ -73,6 +73,13 @@ func OneHost(a netip.Addr) bool {
 	return a.IsValid() && !a.IsUnspecified() && !a.IsMulticast() && a != netip.AddrFrom4([4]byte{255, 255, 255, 255})
 }
 
+// Loopback reports whether a host, a name or an address, is always the one that
+// this process runs on.
+func Loopback(host string) bool {
+	a, err := netip.ParseAddr(host)
+	return strings.EqualFold(host, "localhost") || err == nil && a.Unmap().IsLoopback()
+}
+
 // ValidHost reports whether a name can be a host's. One whose last label is a
 // number is a mistyped address.
 func ValidHost(name string) bool {

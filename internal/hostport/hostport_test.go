@@ -51,6 +51,17 @@ func TestParseList(t *testing.T) {
 	}
 }
 
+func TestLoopback(t *testing.T) {
+	for host, want := range map[string]bool{
+		"localhost": true, "LocalHost": true, "127.0.0.1": true, "127.9.8.7": true, "::1": true, "::ffff:127.0.0.1": true,
+		"": false, "localhost.example.com": false, "0.0.0.0": false, "::": false, "10.0.0.1": false, "127.0.0.1.example.com": false,
+	} {
+		if got := Loopback(host); got != want {
+			t.Errorf("%q: %v, want %v", host, got, want)
+		}
+	}
+}
+
 func FuzzParse(f *testing.F) {
 	for _, s := range []string{"10.0.0.1:1", "[::1]:2", "a.example:3", "a.example.:3", ":1", "x"} {
 		f.Add(s)

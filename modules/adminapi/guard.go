@@ -16,6 +16,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
 
+	"github.com/wayhouse-proxy/wayhouse/internal/hostport"
 	"github.com/wayhouse-proxy/wayhouse/internal/metrics"
 )
 
@@ -188,19 +189,10 @@ func crossSite(r *http.Request) bool {
 }
 
 // ownName reports whether a Host is one that always means this host.
-func ownName(hostport string) bool {
-	host, _, err := net.SplitHostPort(hostport)
+func ownName(s string) bool {
+	host, _, err := net.SplitHostPort(s)
 	if err != nil {
-		host = strings.TrimSuffix(strings.TrimPrefix(hostport, "["), "]")
+		host = strings.TrimSuffix(strings.TrimPrefix(s, "["), "]")
 	}
-	return loopbackName(host) || strings.HasSuffix(strings.ToLower(host), ".localhost")
-}
-
-// loopbackName reports whether a host is one of this machine's own.
-func loopbackName(host string) bool {
-	if strings.EqualFold(host, "localhost") {
-		return true
-	}
-	a, err := netip.ParseAddr(host)
-	return err == nil && a.Unmap().IsLoopback()
+	return hostport.Loopback(host) || strings.HasSuffix(strings.ToLower(host), ".localhost")
 }

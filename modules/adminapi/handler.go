@@ -12,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"go.uber.org/zap"
 
+	"github.com/wayhouse-proxy/wayhouse/internal/hostport"
 	"github.com/wayhouse-proxy/wayhouse/internal/metrics"
 )
 
@@ -108,7 +109,7 @@ func foreignAddress(srv *caddyhttp.Server) string {
 func local(a caddy.NetworkAddress) bool {
 	switch a.Network {
 	case "tcp", "tcp4", "tcp6", "udp", "udp4", "udp6":
-		return loopbackName(a.Host)
+		return hostport.Loopback(a.Host)
 	}
 	return a.IsUnixNetwork()
 }

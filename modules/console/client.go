@@ -12,7 +12,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"net/netip"
 	"net/url"
 	"os"
 	"os/user"
@@ -24,6 +23,8 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	caddycmd "github.com/caddyserver/caddy/v2/cmd"
 	"github.com/spf13/cobra"
+
+	"github.com/wayhouse-proxy/wayhouse/internal/fetch"
 )
 
 // What the environment may say instead of flags.
@@ -209,7 +210,7 @@ func (c *client) useSite(address, token, caFile string, t *http.Transport) error
 		if caFile != "" {
 			return misused("--ca-file: the address %s has no TLS", address)
 		}
-		if token != "" && !loopback(u.Hostname()) {
+		if token != "" && !fetch.Loopback(u) {
 			return misused("--address: %s: a token goes by https, or to this host alone", address)
 		}
 	}
@@ -224,17 +225,12 @@ func (c *client) useSite(address, token, caFile string, t *http.Transport) error
 		}
 		t.TLSClientConfig = &tls.Config{RootCAs: roots}
 	}
-	if loopback(u.Hostname()) {
+	if fetch.Loopback(u) {
 		t.Proxy = nil
 	}
 	u.Path, u.RawPath = strings.TrimRight(u.Path, "/"), strings.TrimRight(u.RawPath, "/")
 	c.base, c.token = *u, token
 	return nil
-}
-
-func loopback(host string) bool {
-	ip, err := netip.ParseAddr(host)
-	return host == "localhost" || err == nil && ip.Unmap().IsLoopback()
 }
 
 // readToken reads the token from a file, or takes the environment's.
