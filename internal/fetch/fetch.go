@@ -109,8 +109,8 @@ func (e *StatusError) Error() string {
 }
 
 // Get asks for a path below the service's URL; what is not plain in it is
-// escaped. The caller closes the body of the answer, which has status 200. A token that is refused
-// is read again at once, and a new one tried.
+// escaped. The caller closes the body of the answer, which has status 200. A
+// token that is refused is read again at once, and a new one tried.
 func (c *Client) Get(ctx context.Context, path string, query url.Values) (*http.Response, error) {
 	access := c.current()
 	resp, err := c.get(ctx, &access, path, query)
@@ -228,6 +228,16 @@ func (c *Client) loadLocked() error {
 	}
 	c.access = a
 	return nil
+}
+
+// Pause waits between two questions, or until ctx ends.
+func Pause(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
+	}
 }
 
 // dialTLS connects with the certificates of now.

@@ -230,18 +230,9 @@ func (f *Follower) Watch(ctx context.Context, changed func()) error {
 		case short && !news:
 			return fmt.Errorf("watching %s: the API ends it at once", f.what)
 		case short:
-			sleep(ctx, minWatch-time.Since(began))
+			fetch.Pause(ctx, minWatch-time.Since(began))
 		}
 		was = false
-	}
-}
-
-func sleep(ctx context.Context, d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-	case <-ctx.Done():
 	}
 }
 

@@ -31,7 +31,7 @@ func init() { caddy.RegisterModule(new(Source)) }
 type Source struct {
 	discovery.Settings
 
-	// The name of the service.
+	// The name of the service. Needed.
 	Service string `json:"service,omitempty"`
 
 	// The URL of an agent: http:// or https://. Default: http://127.0.0.1:8500.
@@ -217,7 +217,7 @@ func (s *Source) Watch(ctx context.Context, changed func()) error {
 		case err != nil:
 			return fmt.Errorf("watching service %s: %w", s.Service, err)
 		case newer == index: // the time was up
-			pause(ctx, s.rhythm.pause-time.Since(began))
+			fetch.Pause(ctx, s.rhythm.pause-time.Since(began))
 			continue
 		}
 		// Later, or else Consul counts anew: only a list can tell from where.
@@ -259,15 +259,6 @@ func (s *Source) await(ctx context.Context, index uint64) (uint64, error) {
 	defer resp.Body.Close()
 	_, _ = io.CopyN(io.Discard, resp.Body, maxDrained) // a list will tell what is in there
 	return newer, nil
-}
-
-func pause(ctx context.Context, d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-	case <-ctx.Done():
-	}
 }
 
 // UnmarshalCaddyfile sets up the source from Caddyfile tokens. Syntax:
