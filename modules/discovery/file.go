@@ -14,6 +14,7 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 
 	"github.com/wayhouse-proxy/wayhouse/internal/caddyopt"
+	"github.com/wayhouse-proxy/wayhouse/internal/placeholder"
 )
 
 func init() { caddy.RegisterModule(new(File)) }
@@ -30,7 +31,6 @@ type File struct {
 	// as. Placeholders are replaced at load. Needed.
 	Path string `json:"path,omitempty"`
 
-	path string
 	read atomic.Pointer[fileState] // of what was read last
 }
 
@@ -45,8 +45,11 @@ func (*File) CaddyModule() caddy.ModuleInfo {
 // Provision finds out the path. Whether the file is there is seen later: what
 // writes it may start after this process.
 func (f *File) Provision(ctx caddy.Context) error {
-	if f.path = caddy.NewReplacer().ReplaceAll(f.Path, ""); f.path == "" {
+	if f.Path == "" {
 		return errors.New("path: missing, as in /run/game/backends.json")
+	}
+	if err := placeholder.Replace(placeholder.Option{Name: "path", Value: &f.Path}); err != nil {
+		return err
 	}
 	return f.Settings.Provision(ctx)
 }
@@ -74,7 +77,7 @@ func stateOf(info os.FileInfo) fileState {
 
 // List implements Source.
 func (f *File) List(context.Context) (Set, error) {
-	h, err := os.OpenFile(f.path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	h, err := os.OpenFile(f.Path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return Set{}, err
 	}
@@ -84,7 +87,7 @@ func (f *File) List(context.Context) (Set, error) {
 		return Set{}, err
 	}
 	if !info.Mode().IsRegular() {
-		return Set{}, fmt.Errorf("%s is not a regular file", f.path)
+		return Set{}, fmt.Errorf("%s is not a regular file", f.Path)
 	}
 	state := stateOf(info)
 	f.read.Store(&state)
@@ -93,9 +96,9 @@ func (f *File) List(context.Context) (Set, error) {
 		return Set{}, err
 	}
 	if len(content) > maxFile {
-		return Set{}, fmt.Errorf("%s has more than 4 MiB", f.path)
+		return Set{}, fmt.Errorf("%s has more than 4 MiB", f.Path)
 	}
-	list, err := parseFile(f.path, content)
+	list, err := parseFile(f.Path, content)
 	if err != nil {
 		return Set{}, err
 	}
@@ -113,7 +116,7 @@ func (f *File) Watch(ctx context.Context, changed func()) error {
 			return nil
 		case <-tick.C:
 		}
-		info, err := os.Stat(f.path)
+		info, err := os.Stat(f.Path)
 		if err != nil {
 			continue // List says so
 		}

@@ -184,3 +184,20 @@ func FuzzParseFile(f *testing.F) {
 		}
 	})
 }
+
+func TestFilePath(t *testing.T) {
+	t.Setenv("WAYHOUSE_TEST_DIR", "/run/game")
+	for path, want := range map[string]string{
+		"":                                 "path: missing, as in /run/game/backends.json",
+		"{env.WAYHOUSE_NO_SUCH}/list.json": "path: evaluated placeholder {env.WAYHOUSE_NO_SUCH} is empty",
+		"{env.WAYHOUSE_TEST_DIR}/l.json":   "",
+	} {
+		f := &File{Path: path}
+		switch err := f.Provision(caddy.Context{}); {
+		case want != "" && (err == nil || err.Error() != want):
+			t.Errorf("%q: %v, want %s", path, err, want)
+		case want == "" && (err != nil || f.Path != "/run/game/l.json"):
+			t.Errorf("%q: %q, %v", path, f.Path, err)
+		}
+	}
+}

@@ -180,7 +180,7 @@ func (a *App) Provision(ctx caddy.Context) (err error) {
 		return fmt.Errorf("shutdown_grace: %v is negative; 0s closes everything at once", a.grace)
 	}
 	if err := a.findStateDir(); err != nil {
-		return fmt.Errorf("state_dir: %w", err)
+		return err
 	}
 	if err := a.Limits.Validate(); err != nil {
 		return fmt.Errorf("limits.%w", err)

@@ -55,8 +55,12 @@ func TestMistakes(t *testing.T) {
 			caddyfile: "state_dir /dev/null\n\t" + cfPool,
 		},
 		"a directory of nothing": {
-			app: `{"state_dir": "{env.WAYHOUSE_NO_SUCH_VARIABLE}", ` + pool + `}`, want: `state_dir: "{env.WAYHOUSE_NO_SUCH_VARIABLE}" is empty; name a directory, or "off" to keep nothing`,
+			app: `{"state_dir": "{env.WAYHOUSE_NO_SUCH_VARIABLE}", ` + pool + `}`, want: `state_dir: evaluated placeholder {env.WAYHOUSE_NO_SUCH_VARIABLE} is empty; name a directory, or "off" to keep nothing`,
 			caddyfile: "state_dir {env.WAYHOUSE_NO_SUCH_VARIABLE}\n\t" + cfPool,
+		},
+		"a directory below nothing": {
+			app: `{"state_dir": "{env.WAYHOUSE_NO_SUCH_VARIABLE}/wayhouse", ` + pool + `}`, want: `state_dir: evaluated placeholder {env.WAYHOUSE_NO_SUCH_VARIABLE} is empty`,
+			caddyfile: "state_dir {env.WAYHOUSE_NO_SUCH_VARIABLE}/wayhouse\n\t" + cfPool,
 		},
 		"a pool without backends": {
 			app: `{"pools": {"lobby": {}}}`, want: `pools.lobby.targets: none; give at least one, ip:port or host:port`,

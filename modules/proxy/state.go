@@ -7,6 +7,7 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 
+	"github.com/wayhouse-proxy/wayhouse/internal/placeholder"
 	"github.com/wayhouse-proxy/wayhouse/modules/intent"
 )
 
@@ -20,17 +21,17 @@ func (a *App) findStateDir() error {
 	case "":
 		a.stateDir = filepath.Join(caddy.AppDataDir(), "wayhouse")
 	default:
-		a.stateDir = caddy.NewReplacer().ReplaceAll(a.StateDir, "")
-		if a.stateDir == "" {
-			return fmt.Errorf("%q is empty; name a directory, or \"off\" to keep nothing", a.StateDir)
+		a.stateDir = a.StateDir
+		if err := placeholder.Replace(placeholder.Option{Name: "state_dir", Value: &a.stateDir}); err != nil {
+			return fmt.Errorf("%w; name a directory, or \"off\" to keep nothing", err)
 		}
 	}
 	var err error
 	if a.stateDir, err = filepath.Abs(a.stateDir); err != nil {
-		return err
+		return fmt.Errorf("state_dir: %w", err)
 	}
 	if i, err := os.Stat(a.stateDir); err == nil && !i.IsDir() {
-		return fmt.Errorf("%s is not a directory; the file in it is named %s", a.stateDir, intent.FileName)
+		return fmt.Errorf("state_dir: %s is not a directory; the file in it is named %s", a.stateDir, intent.FileName)
 	}
 	return nil
 }

@@ -10,9 +10,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/caddyserver/caddy/v2"
-
 	"github.com/wayhouse-proxy/wayhouse/internal/fetch"
+	"github.com/wayhouse-proxy/wayhouse/internal/placeholder"
 )
 
 // Remote is where a daemon is.
@@ -57,9 +56,9 @@ func (r *Remote) provision() (*daemon, error) {
 	if r.Endpoint == "" {
 		r.Endpoint = defaultEndpoint
 	}
-	s, err := caddy.NewReplacer().ReplaceOrErr(r.Endpoint, true, true)
-	if err != nil {
-		return nil, fmt.Errorf("endpoint: %w", err)
+	s := r.Endpoint
+	if err := placeholder.Replace(placeholder.Option{Name: "endpoint", Value: &s}); err != nil {
+		return nil, err
 	}
 	if err := r.parse(s); err != nil {
 		return nil, fmt.Errorf("endpoint: %w", err)
