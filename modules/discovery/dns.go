@@ -2,6 +2,7 @@ package discovery
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"net"
@@ -51,7 +52,7 @@ func (s *DNS) Provision(ctx caddy.Context) (err error) {
 		return err
 	}
 	if s.Name == "" {
-		return fmt.Errorf("name: missing, as in game.example.com")
+		return errors.New("name: missing, as in game.example.com")
 	}
 	if s.Port < 1 || s.Port > 65535 {
 		return fmt.Errorf("port: %d is not a number from 1 to 65535", s.Port)

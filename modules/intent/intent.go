@@ -152,7 +152,7 @@ func (s *Store) change(pool string, addr netip.AddrPort, f func(Backend) (Backen
 	} else {
 		overlay[addr] = b
 	}
-	if err := s.write(func(w *writer) error { return w.backend(pool, addr, b) }); err != nil {
+	if err := s.writeLocked(func(w *writer) error { return w.backend(pool, addr, b) }); err != nil {
 		return false, err
 	}
 	s.replaceLocked(pool, overlay)
@@ -202,7 +202,7 @@ func (s *Store) drop(pool string) (dropped []Entry, pools []string, err error) {
 	if len(pools) == 0 {
 		return nil, nil, nil
 	}
-	err = s.write(func(w *writer) error {
+	err = s.writeLocked(func(w *writer) error {
 		for _, p := range pools {
 			for addr := range all[p] {
 				if err := w.backend(p, addr, Backend{}); err != nil {
@@ -236,15 +236,15 @@ func (s *Store) Drain(by *By) error {
 	if (by == nil) == (s.drained.Load() == nil) {
 		return nil
 	}
-	if err := s.write(func(w *writer) error { return w.drained(by) }); err != nil {
+	if err := s.writeLocked(func(w *writer) error { return w.drained(by) }); err != nil {
 		return err
 	}
 	s.drained.Store(by)
 	return nil
 }
 
-// write changes the file in use, if there is one.
-func (s *Store) write(f func(*writer) error) error {
+// writeLocked changes the file in use, if there is one.
+func (s *Store) writeLocked(f func(*writer) error) error {
 	if len(s.files) == 0 {
 		return nil
 	}

@@ -161,9 +161,8 @@ func (p *Pool) act() time.Duration {
 }
 
 // members brings held up to date with the targets, the names, the source and
-// what operators want.
-// It returns whether there is anything new, and the backends that are no longer
-// members; those are the caller's to give back.
+// what operators want. It returns whether there is anything new, and the backends
+// that are no longer members; those are the caller's to give back.
 func (p *Pool) members() (changed bool, gone []*Backend) {
 	old := p.Backends()
 	joined := make(map[*Backend]bool, len(old))

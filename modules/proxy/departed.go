@@ -2,7 +2,6 @@ package proxy
 
 import (
 	"cmp"
-	"maps"
 	"slices"
 	"time"
 
@@ -59,7 +58,7 @@ func (d departed) see(now map[name]bool, at time.Time) (forget []name) {
 // apps are among the running ones.
 func (a *App) names() map[name]bool {
 	now := make(map[name]bool)
-	for _, l := range slices.Collect(maps.Keys(a.Listeners)) {
+	for l := range a.Listeners {
 		now[name{"listener", l}] = true
 	}
 	for p := range pool.All() {

@@ -18,10 +18,10 @@ type inlinePool struct {
 	pool   *pool.Pool
 }
 
-// InlinePool makes a pool of a config that a handler carries. It is named
-// after its targets or its source, so that its backends keep their health and counts over a
-// reload wherever the handler moves. Pools of the same targets are numbered in
-// the order of their other options: that of the handlers is not the same in
+// InlinePool makes a pool of a config that a handler carries. It is named after
+// its targets or its source, so that its backends keep their health and counts
+// over a reload wherever the handler moves. Pools of the same targets are numbered
+// in the order of their other options: that of the handlers is not the same in
 // each load, for Caddy loads apps and servers in the order of a map.
 func (a *App) InlinePool(c *pool.Config) (*pool.Pool, error) {
 	config, err := json.Marshal(c)

@@ -1,6 +1,7 @@
 package agones
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -114,7 +115,7 @@ func (w *wants) number(g *gameServer) (uint16, error) {
 		}
 	}
 	if w.port == "" {
-		return 0, fmt.Errorf("it has no port")
+		return 0, errors.New("it has no port")
 	}
 	return 0, fmt.Errorf("it has no port named %q", w.port)
 }

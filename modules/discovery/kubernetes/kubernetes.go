@@ -5,6 +5,7 @@ package kubernetes
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -26,7 +27,7 @@ type Source struct {
 	discovery.Settings
 	kube.Access
 
-	// The name of the service. Placeholders are replaced at load.
+	// The name of the service. Placeholders are replaced at load. Needed.
 	Service string `json:"service,omitempty"`
 
 	// The name of the service's port. Default: the first port of each slice.
@@ -89,7 +90,7 @@ func (s *Source) Provision(ctx caddy.Context) (err error) {
 func (s *Source) check() error {
 	switch {
 	case s.Service == "":
-		return fmt.Errorf("service: none; give the name of a service, as in kubernetes match-server")
+		return errors.New("service: none; give the name of a service, as in kubernetes match-server")
 	case !kube.IsName(s.Service):
 		return fmt.Errorf("service: %q is not made of up to 63 small letters, digits and hyphens", s.Service)
 	case s.PortName != "" && !kube.IsName(s.PortName):
