@@ -221,8 +221,10 @@ func testEnding(t *testing.T, e endCase, byBackend bool, head int, opts ...optio
 		want = relay.BackendClose
 	}
 	eventually(t, func() error {
-		if n := r.engine.Conns(); n != 0 {
-			return fmt.Errorf("%d connections left", n)
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if n := r.engine.Conns(); n != 0 || len(r.closed)+len(r.gaveUp) == 0 { // which it tells a moment later
+			return fmt.Errorf("%d connections left, %d ends told", n, len(r.closed)+len(r.gaveUp))
 		}
 		return nil
 	})
