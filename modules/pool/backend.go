@@ -235,6 +235,20 @@ func (b *Backend) join(p *Pool, m member) {
 	b.show(m)
 }
 
+// awaitChecks keeps flows from a backend that operators add to a running pool,
+// until it has passed its checks. One that another pool has is known. Flows that
+// it has from before it was removed are left.
+func (b *Backend) awaitChecks() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.members) > 0 {
+		return
+	}
+	b.tally = health.Tally{Down: true}
+	b.changedLocked(true, time.Now())
+	b.acted = true
+}
+
 // revise takes in what a pool that has joined says now. What the newest one
 // says counts.
 func (b *Backend) revise(p *Pool, m member) {

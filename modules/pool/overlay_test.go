@@ -9,6 +9,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/caddyserver/caddy/v2"
+
 	"github.com/wayhouse-proxy/wayhouse/modules/balancer"
 	"github.com/wayhouse-proxy/wayhouse/modules/intent"
 )
@@ -261,5 +263,77 @@ func TestReturned(t *testing.T) {
 		time.Sleep(2 * time.Minute)
 		SetState(t.Name(), one, Enabled, intent.Now("alice"))
 		w.want(t, event{time.Minute, "removed 10.0.0.1:1 drain"}, event{2 * time.Minute, "returned 10.0.0.1:1"})
+	})
+}
+
+// TestAddedAwaitsChecks has backends that operators add, or bring back, get flows
+// when they have passed their checks, and not before. A config that takes over
+// knows them.
+func TestAddedAwaitsChecks(t *testing.T) {
+	operators(t)
+	synctest.Test(t, func(t *testing.T) {
+		check := new(held)
+		if err := check.Provision(caddy.Context{}); err != nil {
+			t.Fatal(err)
+		}
+		next := func() *Pool {
+			p := provision(t, `{"targets": ["10.0.0.1:1", "10.0.0.2:1"]}`)
+			p.check = check
+			return p
+		}
+		p := next()
+		w := watch(p)
+		started(t, p)
+		takes := func(addr string, want bool) {
+			t.Helper()
+			synctest.Wait()
+			if got := p.backend(t, addr).Healthy(); got != want {
+				t.Errorf("%s is healthy: %v, want %v", addr, got, want)
+			}
+			found := false
+			for range 6 {
+				b, _ := p.Pick(balancer.Flow{}, nil)
+				found = found || b.Addr() == ip(addr)
+				b.Release()
+			}
+			if found != want {
+				t.Errorf("%s is chosen: %v, want %v", addr, found, want)
+			}
+		}
+		const rise = 4 * time.Second // rise × interval
+		name := t.Name()
+		check.set("10.0.0.9:1", errSick)
+		if err := Add(name, ip("10.0.0.9:1"), 1, alice); err != nil {
+			t.Fatal(err)
+		}
+		takes("10.0.0.9:1", false)
+		time.Sleep(10 * rise)
+		takes("10.0.0.9:1", false)
+		check.set("10.0.0.9:1", nil)
+		time.Sleep(rise)
+		takes("10.0.0.9:1", true)
+
+		flow, _ := p.PickAddr(ip("10.0.0.2:1"))
+		for _, err := range []error{Remove(name, ip("10.0.0.2:1"), alice), Add(name, ip("10.0.0.2:1"), 0, alice)} {
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		takes("10.0.0.2:1", false)
+		time.Sleep(rise)
+		takes("10.0.0.2:1", true)
+		flow.Release()
+		w.want(t) // it was never down for its flows
+
+		if err := Add(name, ip("10.0.0.8:1"), 1, alice); err != nil {
+			t.Fatal(err)
+		}
+		q := next()
+		reload(t, p, q)
+		p = q
+		takes("10.0.0.9:1", true)
+		takes("10.0.0.8:1", false)
+		time.Sleep(rise)
+		takes("10.0.0.8:1", true)
 	})
 }

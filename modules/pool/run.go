@@ -4,6 +4,7 @@ import (
 	"context"
 	"math"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -171,6 +172,7 @@ func (p *Pool) members() (changed bool, gone []*Backend) {
 	}
 	overlay := intent.Process.Overlay(p.name)
 	wanted, hidden := overlaid(p.addresses(), overlay)
+	returning := p.hidden
 	p.hidden = hidden
 	keep := make(map[netip.AddrPort]bool, len(wanted))
 	for i, m := range wanted {
@@ -195,6 +197,9 @@ func (p *Pool) members() (changed bool, gone []*Backend) {
 			p.held[m.addr] = b
 		}
 		p.applyState(b, overlay)
+		if p.runner != nil && (m.origin == FromOverlay || slices.Contains(returning, m.addr)) {
+			b.awaitChecks()
+		}
 		b.join(p, m)
 		returned(p, b)
 	}
