@@ -95,10 +95,12 @@ func TestGuessesAreLimited(t *testing.T) {
 func TestGuessersBehindABalancer(t *testing.T) {
 	forget(t)
 	h := newHandler(t, &Handler{Tokens: []*Token{{Token: adminToken1}}}, ":443")
+	asked := 0
 	ask := func(client, token string) int {
+		asked++
 		r := httptest.NewRequest("GET", "/pools", nil)
 		r.Header.Set("Authorization", "Bearer "+token)
-		r.Header.Set("X-Forwarded-For", "203.0.113."+fmt.Sprint(time.Now().UnixNano()%256))
+		r.Header.Set("X-Forwarded-For", "203.0.113."+fmt.Sprint(asked))
 		r = r.WithContext(context.WithValue(r.Context(), caddyhttp.VarsCtxKey, map[string]any{caddyhttp.ClientIPVarKey: client}))
 		return do(t, h, r).Code
 	}

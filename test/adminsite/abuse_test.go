@@ -292,7 +292,9 @@ func TestSlowBodies(t *testing.T) {
 					wg.Go(func() {
 						var more io.Reader = strings.NewReader(begin)
 						if drips {
-							more = io.MultiReader(more, &drip{chunked: length[1] == "chunked"})
+							tick := time.NewTicker(200 * time.Millisecond)
+							defer tick.Stop()
+							more = io.MultiReader(more, &drip{tick.C, length[1] == "chunked"})
 						}
 						o := attack(c, d.head(method, target, length...)+"\r\n", more)
 						if o.status != 0 && o.status != http.StatusRequestTimeout && o.status != http.StatusServiceUnavailable {
@@ -314,11 +316,14 @@ func TestSlowBodies(t *testing.T) {
 	wg.Wait()
 }
 
-// drip is a reader that gives a byte every now and then.
-type drip struct{ chunked bool }
+// drip is a reader that gives a byte with each tick.
+type drip struct {
+	ticks   <-chan time.Time
+	chunked bool
+}
 
 func (d *drip) Read(p []byte) (int, error) {
-	time.Sleep(200 * time.Millisecond)
+	<-d.ticks
 	if d.chunked {
 		return copy(p, "1\r\na\r\n"), nil
 	}

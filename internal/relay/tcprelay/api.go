@@ -89,10 +89,10 @@ type Dialer interface {
 
 	// GaveUp hears, instead of any Closed, that no backend could be reached and
 	// the client's connection is closed. last is only valid during the call; its
-	// Path is that of the last backend that was tried, nil without one. When the client, an operator or the
-	// engine's end cuts a connect short, the owner of its path has heard
-	// ConnectFailed with relay.Shortage and ECANCELED before, so that the place
-	// Next has reserved is always given back by the same call.
+	// Path is that of the last backend that was tried, nil without one. When the
+	// client, an operator or the engine's end cuts a connect short, the owner of its
+	// path has heard ConnectFailed with relay.Shortage and ECANCELED before, so that
+	// the place Next has reserved is always given back by the same call.
 	GaveUp(last *relay.Info, why relay.Reason)
 }
 

@@ -25,10 +25,10 @@ import (
 	"github.com/wayhouse-proxy/wayhouse/modules/discovery"
 )
 
-func init() { caddy.RegisterModule(new(Agones)) }
+func init() { caddy.RegisterModule(new(Source)) }
 
-// Agones finds the game servers of a namespace that are in certain states.
-type Agones struct {
+// Source finds the game servers of a namespace that are in certain states.
+type Source struct {
 	discovery.Settings
 	kube.Access
 
@@ -92,16 +92,16 @@ var states = []string{"Ready", "Allocated", "Reserved", "RequestReady", "Schedul
 var addressTypes = []string{externalIP, internalIP, podIP}
 
 // CaddyModule returns the Caddy module information.
-func (*Agones) CaddyModule() caddy.ModuleInfo {
+func (*Source) CaddyModule() caddy.ModuleInfo {
 	return caddy.ModuleInfo{
 		ID:  "wayhouse.sources.agones",
-		New: func() caddy.Module { return new(Agones) },
+		New: func() caddy.Module { return new(Source) },
 	}
 }
 
 // Provision sets the defaults and reads tokens and certificates. It asks
 // nothing.
-func (a *Agones) Provision(ctx caddy.Context) (err error) {
+func (a *Source) Provision(ctx caddy.Context) (err error) {
 	if err := a.Settings.Provision(ctx); err != nil {
 		return err
 	}
@@ -138,7 +138,7 @@ var term = func() *regexp.Regexp {
 }()
 
 // check comes before Connect, for all of it is a part of what is asked.
-func (a *Agones) check() error {
+func (a *Source) check() error {
 	if a.Fleet != "" && !kube.IsName(a.Fleet) {
 		return fmt.Errorf("fleet: %q is not made of up to 63 small letters, digits and hyphens", a.Fleet)
 	}
@@ -164,7 +164,7 @@ func (a *Agones) check() error {
 }
 
 // selector is that of the labels.
-func (a *Agones) selector() string {
+func (a *Source) selector() string {
 	terms := slices.Clone(a.Labels)
 	if a.Fleet != "" {
 		terms = append(terms, fleetLabel+"="+a.Fleet)
@@ -173,7 +173,7 @@ func (a *Agones) selector() string {
 }
 
 // Close gives up connections.
-func (a *Agones) Close() error {
+func (a *Source) Close() error {
 	if a.client != nil {
 		a.client.Close()
 	}
@@ -188,7 +188,7 @@ type found struct {
 }
 
 // List implements discovery.Source.
-func (a *Agones) List(ctx context.Context) (discovery.Set, error) {
+func (a *Source) List(ctx context.Context) (discovery.Set, error) {
 	a.mu.Lock()
 	a.listing = true
 	a.mu.Unlock()
@@ -218,14 +218,14 @@ func (a *Agones) List(ctx context.Context) (discovery.Set, error) {
 
 // warn logs that a server is left out. The logger is the process's: the source
 // may outlive the config that it is of.
-func (a *Agones) warn(server, why string) {
+func (a *Source) warn(server, why string) {
 	caddy.Log().Named("wayhouse.sources.agones").Warn("game server left out",
 		zap.String("server", server), zap.String("namespace", a.client.Namespace()), zap.String("reason", why))
 }
 
 // concerns reports whether an event changes the set. Most do not: a server tells
 // of each player in its counters, and of itself in labels and annotations.
-func (a *Agones) concerns(deleted bool, object json.RawMessage) bool {
+func (a *Source) concerns(deleted bool, object json.RawMessage) bool {
 	var g gameServer
 	if json.Unmarshal(object, &g) != nil {
 		return true
@@ -247,7 +247,7 @@ func (a *Agones) concerns(deleted bool, object json.RawMessage) bool {
 }
 
 // Watch implements discovery.Source.
-func (a *Agones) Watch(ctx context.Context, changed func()) error {
+func (a *Source) Watch(ctx context.Context, changed func()) error {
 	return a.follower.Watch(ctx, changed)
 }
 
@@ -268,7 +268,7 @@ func (a *Agones) Watch(ctx context.Context, changed func()) error {
 //		kubeconfig       <path> [<context>]
 //		refresh_interval <duration>
 //	}
-func (a *Agones) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
+func (a *Source) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	d.Next() // consume the name of the kind
 	if d.NextArg() {
 		a.Fleet = d.Val()
@@ -284,14 +284,14 @@ func (a *Agones) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		"list":         caddyopt.String(&a.CounterList),
 		"on_empty":     caddyopt.Enum(&a.OnEmpty, keep, withdraw),
 	})
-	return caddyopt.BlockOf(d, "an agones source", options)
+	return caddyopt.BlockOf(d, "the source agones", options)
 }
 
 // Interface guards
 var (
-	_ discovery.Source      = (*Agones)(nil)
-	_ caddy.Provisioner     = (*Agones)(nil)
-	_ caddy.Validator       = (*Agones)(nil)
-	_ caddyfile.Unmarshaler = (*Agones)(nil)
-	_ io.Closer             = (*Agones)(nil)
+	_ discovery.Source      = (*Source)(nil)
+	_ caddy.Provisioner     = (*Source)(nil)
+	_ caddy.Validator       = (*Source)(nil)
+	_ caddyfile.Unmarshaler = (*Source)(nil)
+	_ io.Closer             = (*Source)(nil)
 )

@@ -55,7 +55,7 @@ func options(api *kubetest.API, more kit.M) kit.M {
 	return kit.With(kit.M{"fleet": "arena", "namespace": "games", "api": api.URL}, more)
 }
 
-func load(t testing.TB, options kit.M) (*Agones, error) {
+func load(t testing.TB, options kit.M) (*Source, error) {
 	t.Helper()
 	raw, err := json.Marshal(options)
 	if err != nil {
@@ -67,12 +67,12 @@ func load(t testing.TB, options kit.M) (*Agones, error) {
 	if err != nil {
 		return nil, err
 	}
-	a := m.(*Agones)
+	a := m.(*Source)
 	t.Cleanup(func() { a.Close() })
 	return a, nil
 }
 
-func mustLoad(t testing.TB, options kit.M) *Agones {
+func mustLoad(t testing.TB, options kit.M) *Source {
 	t.Helper()
 	a, err := load(t, options)
 	if err != nil {
@@ -81,7 +81,7 @@ func mustLoad(t testing.TB, options kit.M) *Agones {
 	return a
 }
 
-func addrs(t testing.TB, a *Agones) string {
+func addrs(t testing.TB, a *Source) string {
 	t.Helper()
 	set, err := a.List(t.Context())
 	if err != nil {
@@ -347,12 +347,12 @@ func TestCaddyfile(t *testing.T) {
 		"agones {\n list rooms\n namespace games\n api https://k\n refresh_interval 30s\n}": `{"api":"https://k","list":"rooms","namespace":"games","refresh_interval":30000000000}`,
 		"agones {\n token_file /t\n ca_file /c\n}":                                          `{"ca_file":"/c","token_file":"/t"}`,
 		"agones {\n kubeconfig /k staging\n}":                                               `{"context":"staging","kubeconfig":"/k"}`,
-		"agones a b":                                                                        `unexpected argument "b" of an agones source`,
+		"agones a b":                                                                        `unexpected argument "b" of the source agones`,
 		"agones {\n address_type pod\n}":                                                    `address_type: "pod" is none of ExternalIP, InternalIP, PodIP`,
-		"agones {\n fleet arena\n}":                                                         `unrecognized option "fleet" of an agones source`,
+		"agones {\n fleet arena\n}":                                                         `unrecognized option "fleet" of the source agones`,
 		"agones {\n counter a\n counter b\n}":                                               `counter: given twice`,
 	} {
-		a := new(Agones)
+		a := new(Source)
 		var got string
 		if err := a.UnmarshalCaddyfile(caddyfile.NewTestDispenser(in)); err != nil {
 			got = err.Error()

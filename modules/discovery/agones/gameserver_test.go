@@ -87,7 +87,7 @@ func FuzzConcerns(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, b []byte, deleted bool) {
 		for _, w := range []wants{{states: states, counter: "players"}, {states: states, address: podIP, list: "rooms"}} {
-			a := &Agones{wants: w}
+			a := &Source{wants: w}
 			a.concerns(deleted, b)
 			var g gameServer
 			if json.Unmarshal(b, &g) != nil {

@@ -22,10 +22,10 @@ func TestCaddyfile(t *testing.T) {
 		"docker {\n family v6\n}":                            `family: "v6" is none of ipv4, ipv6`,
 		"docker {\n label\n}":                                `label: a value is missing`,
 		"docker {\n published yes\n}":                        `published: unexpected argument "yes"`,
-		"docker {\n host 10.0.0.5\n}":                        `unrecognized option "host" of a docker source`,
+		"docker {\n host 10.0.0.5\n}":                        `unrecognized option "host" of the source docker`,
 		"docker {\n network a\n network b\n}":                `network: given twice`,
 	} {
-		d := new(Docker)
+		d := new(Source)
 		err := d.UnmarshalCaddyfile(caddyfile.NewTestDispenser(in))
 		var got string
 		if err != nil {

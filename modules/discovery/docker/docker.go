@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/netip"
 	"slices"
 	"strings"
@@ -21,10 +22,10 @@ import (
 	"github.com/wayhouse-proxy/wayhouse/modules/discovery"
 )
 
-func init() { caddy.RegisterModule(new(Docker)) }
+func init() { caddy.RegisterModule(new(Source)) }
 
-// Docker finds the running containers that have certain labels.
-type Docker struct {
+// Source finds the running containers that have certain labels.
+type Source struct {
 	discovery.Settings
 	Remote
 
@@ -87,15 +88,15 @@ const (
 const defaultPrefix = "wayhouse"
 
 // CaddyModule returns the Caddy module information.
-func (*Docker) CaddyModule() caddy.ModuleInfo {
+func (*Source) CaddyModule() caddy.ModuleInfo {
 	return caddy.ModuleInfo{
 		ID:  "wayhouse.sources.docker",
-		New: func() caddy.Module { return new(Docker) },
+		New: func() caddy.Module { return new(Source) },
 	}
 }
 
 // Provision sets the defaults and reads the certificates.
-func (d *Docker) Provision(ctx caddy.Context) error {
+func (d *Source) Provision(ctx caddy.Context) error {
 	if err := d.Settings.Provision(ctx); err != nil {
 		return err
 	}
@@ -127,7 +128,7 @@ func (d *Docker) Provision(ctx caddy.Context) error {
 }
 
 // Validate checks what Provision has left.
-func (d *Docker) Validate() error {
+func (d *Source) Validate() error {
 	if err := d.Settings.Validate(); err != nil {
 		return err
 	}
@@ -158,7 +159,7 @@ func (d *Docker) Validate() error {
 }
 
 // filters are those of the containers that are wanted.
-func (d *Docker) filters() filters {
+func (d *Source) filters() filters {
 	f := filters{"label": d.Labels, "status": {"running"}}
 	if !d.AnyHealth {
 		f["health"] = []string{"healthy", "none"}
@@ -167,7 +168,7 @@ func (d *Docker) filters() filters {
 }
 
 // List implements discovery.Source.
-func (d *Docker) List(ctx context.Context) (discovery.Set, error) {
+func (d *Source) List(ctx context.Context) (discovery.Set, error) {
 	list, err := d.daemon.list(ctx, d.filters())
 	if err != nil {
 		return discovery.Set{}, err
@@ -198,7 +199,7 @@ func (d *Docker) List(ctx context.Context) (discovery.Set, error) {
 }
 
 // tell logs why a container is left out, once.
-func (d *Docker) tell(c *container, why string) {
+func (d *Source) tell(c *container, why string) {
 	if d.left[c.ID] != why {
 		d.log(c.name(), why)
 	}
@@ -206,14 +207,14 @@ func (d *Docker) tell(c *container, why string) {
 
 // warn logs that a container is left out. The logger is the process's: the
 // source may outlive the config that it is of.
-func (d *Docker) warn(container, why string) {
+func (d *Source) warn(container, why string) {
 	caddy.Log().Named("wayhouse.sources.docker").Warn("container left out",
 		zap.String("container", container), zap.Strings("labels", d.Labels), zap.String("reason", why))
 }
 
 // hosts returns, by their IDs, the containers whose network others share. They
 // need not have the labels.
-func (d *Docker) hosts(ctx context.Context, list []container) (map[string]*container, error) {
+func (d *Source) hosts(ctx context.Context, list []container) (map[string]*container, error) {
 	var ids []string
 	for i := range list {
 		if id := list[i].joins(); id != "" && !slices.Contains(ids, id) {
@@ -246,7 +247,7 @@ var happenings = filters{
 const steady = time.Minute
 
 // Watch implements discovery.Source.
-func (d *Docker) Watch(ctx context.Context, changed func()) error {
+func (d *Source) Watch(ctx context.Context, changed func()) error {
 	for {
 		began := time.Now()
 		// changed at its beginning, for what has happened before.
@@ -268,7 +269,7 @@ func (d *Docker) Watch(ctx context.Context, changed func()) error {
 
 // concerns reports whether an event may be about a container that is wanted. The
 // daemon cannot say of those of networks.
-func (d *Docker) concerns(e event) bool {
+func (d *Source) concerns(e event) bool {
 	if e.Type != "container" {
 		return true
 	}
@@ -280,7 +281,7 @@ func (d *Docker) concerns(e event) bool {
 }
 
 // Close ends the connections.
-func (d *Docker) Close() error {
+func (d *Source) Close() error {
 	if d.daemon != nil {
 		d.daemon.client.Close()
 	}
@@ -306,7 +307,7 @@ func (d *Docker) Close() error {
 //		on_empty     keep|withdraw
 //		...
 //	}
-func (d *Docker) UnmarshalCaddyfile(t *caddyfile.Dispenser) error {
+func (d *Source) UnmarshalCaddyfile(t *caddyfile.Dispenser) error {
 	t.Next() // consume the name of the kind
 	d.Labels = append(d.Labels, t.RemainingArgs()...)
 	options := d.CaddyfileOptions()
@@ -323,13 +324,14 @@ func (d *Docker) UnmarshalCaddyfile(t *caddyfile.Dispenser) error {
 	options["family"] = caddyopt.Enum(&d.Family, ipv4, ipv6)
 	options["any_health"] = caddyopt.Word(&d.AnyHealth)
 	options["on_empty"] = caddyopt.Enum(&d.OnEmpty, keep, withdraw)
-	return caddyopt.BlockOf(t, "a docker source", options)
+	return caddyopt.BlockOf(t, "the source docker", options)
 }
 
 // Interface guards
 var (
-	_ caddy.Provisioner     = (*Docker)(nil)
-	_ caddy.Validator       = (*Docker)(nil)
-	_ discovery.Source      = (*Docker)(nil)
-	_ caddyfile.Unmarshaler = (*Docker)(nil)
+	_ caddy.Provisioner     = (*Source)(nil)
+	_ caddy.Validator       = (*Source)(nil)
+	_ discovery.Source      = (*Source)(nil)
+	_ caddyfile.Unmarshaler = (*Source)(nil)
+	_ io.Closer             = (*Source)(nil)
 )

@@ -18,7 +18,7 @@ import (
 )
 
 // load provisions a source with options.
-func load(t testing.TB, options kit.M) (*Docker, error) {
+func load(t testing.TB, options kit.M) (*Source, error) {
 	t.Helper()
 	raw, err := json.Marshal(options)
 	if err != nil {
@@ -30,12 +30,12 @@ func load(t testing.TB, options kit.M) (*Docker, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := m.(*Docker)
+	d := m.(*Source)
 	t.Cleanup(func() { d.Close() })
 	return d, nil
 }
 
-func mustLoad(t testing.TB, options kit.M) *Docker {
+func mustLoad(t testing.TB, options kit.M) *Source {
 	t.Helper()
 	d, err := load(t, options)
 	if err != nil {
@@ -58,7 +58,7 @@ func game(name, ip string) running {
 }
 
 // addrs are the addresses that the source lists, those left out as "-".
-func addrs(t testing.TB, d *Docker) string {
+func addrs(t testing.TB, d *Source) string {
 	t.Helper()
 	set, err := d.List(t.Context())
 	if err != nil {
@@ -141,7 +141,7 @@ func TestLeftOut(t *testing.T) {
 }
 
 // watchTold collects what is told instead of logging it.
-func (d *Docker) watchTold(t *testing.T) *[]string {
+func (d *Source) watchTold(t *testing.T) *[]string {
 	told := new([]string)
 	d.log = func(container, why string) { *told = append(*told, container+": "+why) }
 	return told

@@ -191,7 +191,7 @@ func FuzzParseEvents(f *testing.F) {
 	} {
 		f.Add([]byte(s))
 	}
-	d := &Docker{Labels: []string{"wayhouse.pool=lobby"}}
+	d := &Source{Labels: []string{"wayhouse.pool=lobby"}}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		_ = parseEvents(bytes.NewReader(b), func(e event) { d.concerns(e) })
 	})
