@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -23,8 +24,9 @@ import (
 // PROXY headers and pools with and without backends that answer.
 func everything(t *testing.T, port int) kit.M {
 	answers := []string{`{"pool": "live"}`, `{"pool": "nowhere"}`, `{}`, `{"target": "127.0.0.1:1"}`, `nonsense`}
+	var asked atomic.Uint32
 	oracle := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		fmt.Fprint(w, answers[rand.IntN(len(answers))])
+		fmt.Fprint(w, answers[int(asked.Add(1))%len(answers)])
 	}))
 	t.Cleanup(oracle.Close)
 	tcp, udp := kit.NewTCPBackend(t, 1, "127.0.0.1:0"), kit.NewUDPBackend(t, 1, "127.0.0.1:0")
