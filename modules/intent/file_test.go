@@ -2,6 +2,7 @@ package intent
 
 import (
 	"bufio"
+	"bytes"
 	"encoding/binary"
 	"fmt"
 	"hash/crc32"
@@ -100,6 +101,68 @@ func TestHintsAreKept(t *testing.T) {
 }
 
 // Hints are on disk soon, without anybody's end: another process reads them.
+// TestStartWritesNothing: a process has to start while the disk is full.
+func TestStartWritesNothing(t *testing.T) {
+	dir := t.TempDir()
+	s, end := kept(t, dir)
+	add(t, s, "a", one, added(7))
+	by := Now("alice")
+	if err := s.Drain(&by); err != nil {
+		t.Fatal(err)
+	}
+	for _, client := range []netip.Addr{one.Addr(), two.Addr()} {
+		if !s.hints.Set(client, "a", time.Minute) {
+			t.Fatal("no room for a hint")
+		}
+	}
+	want := tell(s)
+	end()
+
+	path := filepath.Join(dir, FileName)
+	before, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, end = kept(t, dir)
+	wants(t, s, want)
+	if n := s.hints.Len(); n != 2 {
+		t.Errorf("%d hints, want 2", n)
+	}
+	end()
+	after, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(before, after) {
+		t.Error("the file was written to, although it said all there was")
+	}
+}
+
+// TestFailedAcquire: a load that is refused because its file cannot be written to
+// leaves what operators want as it was.
+func TestFailedAcquire(t *testing.T) {
+	dir := t.TempDir()
+	s, end := kept(t, dir)
+	add(t, s, "a", one, added(7))
+	end()
+	db, found, err := openFile(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s = memory()
+	s.hints.Set(two.Addr(), "a", time.Minute) // which the file would have to have
+	if err := db.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.push(&file{store: s, dir: dir, db: db}, found); err == nil {
+		t.Fatal("a file that cannot be written to was taken")
+	}
+	wants(t, s, "")
+	if s.hints.dirty != nil {
+		t.Error("hints are noted for a file that is not in use")
+	}
+}
+
 func TestHintsAreWritten(t *testing.T) {
 	dir := t.TempDir()
 	s, end := kept(t, dir)

@@ -65,11 +65,21 @@ func (t *Hints) Set(client netip.Addr, pool string, ttl time.Duration) bool {
 // Put adds a hint or replaces the client's. It reports false when the table is
 // full: hints that are there are not pushed out by new ones.
 func (t *Hints) Put(v Hint) bool {
-	client := cidr.Plain(v.Client)
+	v.Client = cidr.Plain(v.Client)
 	now := time.Now()
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if !t.putLocked(v, now) {
+		return false
+	}
+	t.touchLocked(v.Client)
+	return true
+}
+
+// putLocked is Put of a hint that is on disk.
+func (t *Hints) putLocked(v Hint, now time.Time) bool {
 	t.sweepLocked(now)
+	client := v.Client
 	h := t.byAddr[client]
 	switch {
 	case h != nil:
@@ -82,7 +92,6 @@ func (t *Hints) Put(v Hint) bool {
 		t.byAddr[client] = h
 		heap.Push(&t.queue, h)
 	}
-	t.touchLocked(client)
 	return true
 }
 
@@ -167,16 +176,19 @@ func (t *Hints) All(yield func(Hint) bool) {
 	}
 }
 
-// keep has the table note which hints change, or no longer.
-func (t *Hints) keep(on bool) {
+// keep has the table note which hints change, or no longer, and returns whether
+// it did.
+func (t *Hints) keep(on bool) (did bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	did = t.dirty != nil
 	switch {
 	case !on:
 		t.dirty = nil
 	case t.dirty == nil:
 		t.dirty = make(map[netip.Addr]struct{})
 	}
+	return did
 }
 
 // clear forgets all hints.
@@ -246,16 +258,22 @@ func (h *hint) saved(now time.Time) *savedHint {
 	return &savedHint{client: h.client, Pool: h.pool, Expires: now.Round(0).Add(h.expires.Sub(now)).UTC(), By: h.by}
 }
 
-// restore puts hints from disk into the table that is not as full as that. Those
-// that are there already win.
+// restore puts hints from disk into the table. Those that are there already win,
+// and those for which there is no time or room are to be forgotten on disk too.
 func (t *Hints) restore(list []savedHint) {
+	now := time.Now()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.sweepLocked(now)
 	for _, h := range list {
-		if _, ok := t.Get(h.client); ok {
+		client := cidr.Plain(h.client)
+		if client == h.client && t.byAddr[client] != nil {
 			continue
 		}
 		// A clock that was set back must not let a hint live longer than any could.
-		if left := min(time.Until(h.Expires), MaxHintTTL); left > 0 {
-			t.Put(Hint{h.client, h.Pool, left, h.By})
+		left := min(h.Expires.Sub(now.Round(0)), MaxHintTTL)
+		if client != h.client || left <= 0 || !t.putLocked(Hint{client, h.Pool, left, h.By}, now) {
+			t.touchLocked(h.client)
 		}
 	}
 }

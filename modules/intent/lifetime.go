@@ -2,6 +2,7 @@ package intent
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -80,28 +81,43 @@ func (s *Store) push(f *file, found *content) (pools []string, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := s.contentLocked()
-	switch {
-	case found.empty():
-	case now.empty():
+	adopts := now.empty() && !found.empty()
+	if !adopts && !found.empty() && !found.says(now) {
+		return nil, fmt.Errorf("%s has what operators have changed before, which is not what they have changed since this process runs; "+
+			"drop the one (DELETE /overlay, POST /admin/undrain) or move the other (%s) away", f.dir, FileName)
+	}
+	if f.db != nil {
+		kept := s.hints.keep(true)
+		if err := s.fillLocked(f, found); err != nil {
+			s.hints.keep(kept)
+			return nil, err
+		}
+	}
+	if adopts {
 		s.overlays.Store(&found.overlays)
 		s.drained.Store(found.drained)
 		f.adopted = found
 		for p := range found.overlays {
 			pools = append(pools, p)
 		}
-	case !found.says(now):
-		return nil, fmt.Errorf("%s has what operators have changed before, which is not what they have changed since this process runs; "+
-			"drop the one (DELETE /overlay, POST /admin/undrain) or move the other (%s) away", f.dir, FileName)
 	}
 	s.hints.restore(found.hints)
-	if f.db != nil {
-		s.hints.keep(true)
-		if err := f.update(func(w *writer) error { return w.all(s.contentLocked()) }); err != nil {
-			return nil, err
-		}
-	}
 	s.files = append(s.files, f)
 	return pools, nil
+}
+
+// fillLocked has a file say what will hold. One that says so already is not
+// written to: a process has to start while the disk is full.
+func (s *Store) fillLocked(f *file, found *content) error {
+	c := s.contentLocked()
+	if c.empty() && len(c.hints) == 0 {
+		return nil // what is found holds
+	}
+	if c.empty() {
+		c.overlays, c.drained = found.overlays, found.drained
+	}
+	c.hints = append(slices.Clone(found.hints), c.hints...) // the last of a client counts
+	return f.update(func(w *writer) error { return w.all(c) })
 }
 
 // contentLocked is all there is.
