@@ -11,14 +11,18 @@
 package tracing
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"os"
 	"sync/atomic"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
 	"go.opentelemetry.io/contrib/exporters/autoexport"
 	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracegrpc"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
 	"go.opentelemetry.io/otel/sdk/resource"
 	sdk "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
@@ -72,7 +76,7 @@ func Release() error {
 }
 
 func newProvider(logger *zap.Logger) (*provider, error) {
-	to, err := autoexport.NewSpanExporter(context.Background())
+	to, err := newExporter(context.Background())
 	if err != nil {
 		return nil, fmt.Errorf("making the exporter that the OTEL_… variables name: %w", err)
 	}
@@ -89,6 +93,29 @@ func newProvider(logger *zap.Logger) (*provider, error) {
 	)}
 	p.tracer = p.Tracer("github.com/wayhouse-proxy/wayhouse")
 	return p, nil
+}
+
+// newExporter makes what the OTEL_… variables name. Where they name no receiver it
+// is that of their standard, on this host and without TLS; the SDK's has TLS.
+func newExporter(ctx context.Context, more ...otlptracehttp.Option) (sdk.SpanExporter, error) {
+	switch unnamed() {
+	case "http/protobuf":
+		return otlptracehttp.New(ctx, append(more, otlptracehttp.WithInsecure())...)
+	case "grpc":
+		return otlptracegrpc.New(ctx, otlptracegrpc.WithInsecure())
+	}
+	return autoexport.NewSpanExporter(ctx)
+}
+
+// unnamed is the protocol to a receiver of which nothing is said, or "".
+func unnamed() (protocol string) {
+	given := func(name string) string {
+		return cmp.Or(os.Getenv("OTEL_EXPORTER_OTLP_TRACES_"+name), os.Getenv("OTEL_EXPORTER_OTLP_"+name))
+	}
+	if cmp.Or(os.Getenv("OTEL_TRACES_EXPORTER"), "otlp") != "otlp" || given("ENDPOINT") != "" || given("INSECURE") != "" {
+		return ""
+	}
+	return cmp.Or(given("PROTOCOL"), "http/protobuf")
 }
 
 // Destruct implements caddy.Destructor.
