@@ -56,8 +56,11 @@ func Parse(s string) (Target, error) {
 		return Target{}, fmt.Errorf("%q: the port is not a number from 1 to 65535", s)
 	}
 	if a, err := netip.ParseAddr(host); err == nil {
-		if a = a.Unmap(); !OneHost(a) {
+		switch a = a.Unmap(); {
+		case !OneHost(a):
 			return Target{}, fmt.Errorf("%q is not the address of one host", s)
+		case a.Zone() != "" && !validZone(a.Zone()):
+			return Target{}, fmt.Errorf("%q: %q is not the name of a network interface", s, a.Zone())
 		}
 		return Target{Addr: netip.AddrPortFrom(a, uint16(port)), Port: uint16(port)}, nil
 	}
@@ -67,6 +70,16 @@ func Parse(s string) (Target, error) {
 	}
 	return Target{Host: name, Port: uint16(port)}, nil
 }
+
+// validZone reports whether a zone can be an interface: by its number, or by a
+// name that the kernel allows and that changes no line it is printed in.
+func validZone(zone string) bool {
+	return len(zone) <= maxZone && !strings.ContainsFunc(zone, func(r rune) bool {
+		return r <= ' ' || r > '~' || strings.ContainsRune("/:[]%\"", r)
+	})
+}
+
+const maxZone = 15 // IFNAMSIZ without its zero byte
 
 // OneHost reports whether a, which is not IPv4-mapped, can be a single host's.
 func OneHost(a netip.Addr) bool {

@@ -13,6 +13,15 @@ func TestParse(t *testing.T) {
 		"Game.Example.com.:7":   "game.example.com:7",
 		"_a.game-1.example:080": "_a.game-1.example:80",
 
+		"[fe80::1%eth0.100]:7": "[fe80::1%eth0.100]:7",
+		"[fe80::1%2]:7":        "[fe80::1%2]:7",
+
+		"[fe80::1%a\x00b]:7":             "error: not the name of a network interface",
+		"[fe80::1%a\nb]:7":               "error: not the name of a network interface",
+		"[fe80::1%a b]:7":                "error: not the name of a network interface",
+		"[fe80::1%ä]:7":                  "error: not the name of a network interface",
+		"[fe80::1%a/b]:7":                "error: not the name of a network interface",
+		"[fe80::1%sixteen-letters0]:7":   "error: not the name of a network interface",
 		"10.0.0.1":                       "error: neither ip:port nor host:port",
 		"10.0.0.1:0":                     "error: the port is not a number",
 		"10.0.0.1:65536":                 "error: the port is not a number",
