@@ -1,5 +1,5 @@
 // Package console has the commands that ask a running instance and change it:
-// show, set, add, del, drain, undrain, close, overlay and top. They speak the
+// show, set, add, del, drain, undrain, close, overlay, explain and top. They speak the
 // admin API, on Caddy's admin endpoint or on a site that serves it, and know
 // nothing of the data plane.
 //
@@ -10,6 +10,7 @@
 //	drain.go    drain, undrain
 //	close.go    close
 //	overlay.go  overlay; promote.go and block.go make a config of it
+//	explain.go  explain
 //	top.go      top: what there is to see, by interval
 //	screen.go   …and the terminal it is seen on
 package console
@@ -34,7 +35,7 @@ const (
 )
 
 func init() {
-	for _, c := range []caddycmd.Command{showCommand, setCommand, addCommand, delCommand, drainCommand, undrainCommand, closeCommand, overlayCommand, topCommand} {
+	for _, c := range []caddycmd.Command{showCommand, setCommand, addCommand, delCommand, drainCommand, undrainCommand, closeCommand, overlayCommand, topCommand, explainCommand} {
 		caddycmd.RegisterCommand(c)
 	}
 }

@@ -13,7 +13,7 @@ import (
 // standard error, and how it ends.
 func execute(args ...string) (errs string, err error) {
 	root := &cobra.Command{Use: "wayhouse", SilenceUsage: true}
-	for _, c := range []caddycmd.Command{showCommand, setCommand, addCommand, delCommand, drainCommand, undrainCommand, closeCommand, overlayCommand, topCommand} {
+	for _, c := range []caddycmd.Command{showCommand, setCommand, addCommand, delCommand, drainCommand, undrainCommand, closeCommand, overlayCommand, topCommand, explainCommand} {
 		cmd := &cobra.Command{Use: c.Name + " " + c.Usage}
 		c.CobraFunc(cmd)
 		root.AddCommand(cmd)
@@ -57,6 +57,11 @@ func TestWrongUse(t *testing.T) {
 		{"add hint 10.0.0.1 lobby --ttl 90ms", "--ttl: 90ms"},
 		{"add hint 10.0.0.1 lobby --ttl 2h", "--ttl: 2h"},
 		{"del hint", "want: wayhouse del hint"},
+		{"explain --src 203.0.113.7:5", "--listener: missing"},
+		{"explain --listener game", "--src: missing"},
+		{"explain --listener game --src 203.0.113.7:5 --tcp --udp", "--tcp: not with --udp"},
+		{"explain --listener game --src 203.0.113.7:5 --bytes @/nowhere", "--bytes: open /nowhere"},
+		{"explain --token abc", "--token: there is no such flag"},
 		{"drain 5m", `"5m"`},
 		{"drain --wait=soon", `--wait: "soon" is not a duration`},
 		{"drain --wait -5s", "unknown shorthand flag"},

@@ -100,14 +100,14 @@ func TestExplain(t *testing.T) {
 		"udp":         {[]string{"--udp", "--bytes", "@packet", "--bytes", "ascii:x"}, 0, "udp 203.0.113.7:5"},
 		"json":        {[]string{"--tcp", "--json"}, 0, `"end":{"what":"pool","route":0,"pool":"game"`},
 		"which":       {nil, 1, ""},
-		"both":        {[]string{"--tcp", "--udp"}, 1, ""},
-		"no file":     {[]string{"--udp", "--bytes", "@gone"}, 1, ""},
+		"both":        {[]string{"--tcp", "--udp"}, 2, ""},
+		"no file":     {[]string{"--udp", "--bytes", "@gone"}, 2, ""},
 		"bad bytes":   {[]string{"--udp", "--bytes", "x"}, 1, ""},
 		"no listener": {[]string{"--tcp", "--listener", "gone"}, 1, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			out, log, status := exit(t, dir, append(args, tc.more...)...)
-			if status != tc.status || !strings.Contains(out, tc.out) || status != 0 && (out != "" || log == "") {
+			if status != tc.status || !strings.Contains(out, tc.out) || status != 0 && (out != "" || !strings.HasPrefix(log, "wayhouse explain: ") || strings.Count(log, "\n") != 1) {
 				t.Errorf("ends with %d and prints\n%s%s\nwant %d and %q", status, out, log, tc.status, tc.out)
 			}
 		})
