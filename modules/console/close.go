@@ -54,7 +54,7 @@ func closeSessions(c *console, ids []string) error {
 			return err
 		}
 		if !yes && len(ids) > 0 {
-			return misused("that would end %d sessions; say --yes to do it", len(ids))
+			return misused("sessions that this would end: %d; say --yes to end them", len(ids))
 		}
 	}
 	slices.Sort(ids)

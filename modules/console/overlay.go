@@ -167,7 +167,7 @@ func promoteOverlay(c *console, _ []string) error {
 	for _, l := range p.left {
 		fmt.Fprintln(c.errs, clean(l))
 	}
-	return fmt.Errorf("%d changes are not in this config", len(p.left))
+	return fmt.Errorf("changes that are not in this config: %d", len(p.left))
 }
 
 // cleanLines is clean that leaves the ends of lines and tabs as they are.
