@@ -37,4 +37,5 @@ import (
 	_ "github.com/wayhouse-proxy/wayhouse/modules/sniff/native"
 	_ "github.com/wayhouse-proxy/wayhouse/modules/sniff/wasm"
 	_ "github.com/wayhouse-proxy/wayhouse/modules/webfront"
+	_ "github.com/wayhouse-proxy/wayhouse/modules/yamlconfig"
 )

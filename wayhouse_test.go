@@ -128,6 +128,12 @@ func TestDocs(t *testing.T) {
 						t.Errorf("caddy fmt would write\n%s", tidy)
 					}
 					validate(t, adapt(t, text))
+				case "yaml":
+					out, _, err := caddyconfig.GetAdapter("wayhouse").Adapt(text, nil)
+					if err != nil {
+						t.Fatal(err)
+					}
+					validate(t, out)
 				case "json":
 					var part map[string]json.RawMessage
 					if err := json.Unmarshal(text, &part); err != nil {
