@@ -138,8 +138,8 @@ func TestMetricsPage(t *testing.T) {
 	}
 }
 
-// promised are the series of the specification's chapter on operations, with
-// their labels.
+// promised are the series that keep their names and labels from one version to
+// the next: alerts and dashboards of operators name them.
 var promised = map[string]string{
 	"listener_connections_total": "listener result", "active_connections": "listener", "active_udp_sessions": "listener",
 	"connection_duration_seconds": "listener", "bytes_total": "listener dir", "packets_total": "listener dir",
@@ -151,7 +151,6 @@ var promised = map[string]string{
 	"sniffer_call_seconds": "name", "resolver_requests_total": "resolver result", "resolver_cache_total": "resolver result",
 	"config_reload_total": "result", "config_version": "", "listener_bind_failures_total": "listener",
 	"build_info": "component version commit", "fd_open": "", "fd_limit": "",
-	// Planned there, and built here.
 	"resolver_latency_seconds": "resolver",
 }
 
@@ -167,8 +166,7 @@ var later = map[string]string{
 	"acme_issue_total": "result", "acme_held": "", "session_setup_seconds": "listener phase", "worker_busy_ratio": "worker",
 }
 
-// TestPromisedMetrics finds each series of the specification with exactly its
-// labels.
+// TestPromisedMetrics finds each promised series with exactly its labels.
 func TestPromisedMetrics(t *testing.T) {
 	is := make(map[string]string)
 	for _, s := range allSeries(t) {
