@@ -111,7 +111,7 @@ func TestTokensRefused(t *testing.T) {
 		"empty env":    {[]*Token{{Token: "{env.WAYHOUSE_TEST_EMPTY}"}}, "tokens[0].token: {env.WAYHOUSE_TEST_EMPTY} is not set, or empty"},
 		"unset env":    {[]*Token{{Token: "{env.WAYHOUSE_TEST_UNSET}"}}, "tokens[0].token: {env.WAYHOUSE_TEST_UNSET} is not set, or empty"},
 		"brace":        {[]*Token{{Token: "{" + secret + "}"}}, `tokens[0].token: what is in braces is no placeholder that is known, or is empty; write \{ for a brace of the token's own`},
-		"no file":      {[]*Token{{Token: "{file." + dir + "/none}"}}, "tokens[0].token: stat " + dir + "/none: no such file or directory"},
+		"no file":      {[]*Token{{Token: "{file." + dir + "/none}"}}, "tokens[0].token: open " + dir + "/none: no such file or directory"},
 		"directory":    {[]*Token{{Token: "{file." + dir + "}"}}, "tokens[0].token: " + dir + " is not a regular file"},
 		"empty file":   {[]*Token{{Token: file("empty", "\n")}}, "tokens[0].token: " + dir + "/empty: is empty"},
 		"two lines":    {[]*Token{{Token: file("lines", secret+"\n"+secret+"\n")}}, "tokens[0].token: " + dir + "/lines: has characters that are not visible ASCII, which no header can carry"},

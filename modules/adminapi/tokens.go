@@ -5,12 +5,12 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
-	"io"
-	"os"
 	"regexp"
 	"strings"
 
 	"github.com/caddyserver/caddy/v2"
+
+	"github.com/wayhouse-proxy/wayhouse/internal/fetch"
 )
 
 // Token is a secret that opens the admin API.
@@ -88,19 +88,7 @@ func resolveToken(text string) (digest, error) {
 
 // readToken reads a file with a token and nothing more, but for a line break.
 func readToken(file string) (digest, error) {
-	info, err := os.Stat(file)
-	if err != nil {
-		return digest{}, err
-	}
-	if !info.Mode().IsRegular() { // to open it might take for ever
-		return digest{}, fmt.Errorf("%s is not a regular file", file)
-	}
-	f, err := os.Open(file)
-	if err != nil {
-		return digest{}, err
-	}
-	defer f.Close()
-	b, err := io.ReadAll(io.LimitReader(f, maxToken+3))
+	b, err := fetch.File(file)
 	if err != nil {
 		return digest{}, err
 	}
