@@ -49,7 +49,7 @@ func put(api *kubetest.API, name string) {
 	api.Put(things, name, map[string]string{"app": "game"}, map[string]any{"n": 1})
 }
 
-// list fails the test unless the names are those.
+// mustList fails the test unless the names are those.
 func mustList(t *testing.T, f *Follower, want ...string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), kit.Long)

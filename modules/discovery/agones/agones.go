@@ -54,10 +54,12 @@ type Source struct {
 	// ExternalIP and InternalIP.
 	AddressType string `json:"address_type,omitempty"`
 
-	// The counter or the list whose capacity is how many flows a server may have
-	// at once. One that a server does not have, and a capacity of 0, limit
-	// nothing. At most one of the two. Default: none.
-	Counter     string `json:"counter,omitempty"`
+	// The counter whose capacity is how many flows a server may have at once. One
+	// that a server does not have, and a capacity of 0, limit nothing. Not with a
+	// list. Default: none.
+	Counter string `json:"counter,omitempty"`
+
+	// The list whose capacity is that. Not with a counter. Default: none.
 	CounterList string `json:"list,omitempty"`
 
 	// What becomes of the backends when there is no such server any more: keep

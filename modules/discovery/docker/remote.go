@@ -27,10 +27,13 @@ type Remote struct {
 	// again every minute. Default: the system's.
 	CAFile string `json:"ca_file,omitempty"`
 
-	// Files with the certificate that the daemon asks for and its key, in PEM.
-	// They are read again every minute. Default: none.
+	// A file with the certificate that the daemon asks for, in PEM. It is read again
+	// every minute. Needs key_file. Default: none.
 	CertFile string `json:"cert_file,omitempty"`
-	KeyFile  string `json:"key_file,omitempty"`
+
+	// A file with the key of that certificate, in PEM. It is read again every
+	// minute. Default: none.
+	KeyFile string `json:"key_file,omitempty"`
 
 	url    *url.URL
 	socket string     // its path; "": TCP
