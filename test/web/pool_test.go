@@ -158,7 +158,7 @@ func TestTransportTellsTheClient(t *testing.T) {
 				t.Fatal(err)
 			}
 			t.Cleanup(func() { ln.Close() })
-			var l net.Listener = &proxyproto.Listener{Listener: ln, Policy: func(net.Addr) (proxyproto.Policy, error) { return proxyproto.REQUIRE, nil }}
+			var l net.Listener = &proxyproto.Listener{Listener: ln, ConnPolicy: func(proxyproto.ConnPolicyOptions) (proxyproto.Policy, error) { return proxyproto.REQUIRE, nil }}
 			transport := "transport wayhouse"
 			if secure {
 				l = tls.NewListener(l, &tls.Config{Certificates: []tls.Certificate{c.certify(t)}})
