@@ -229,7 +229,7 @@ func TestClose(t *testing.T) {
 	if r.status != 1 || !strings.Contains(r.out, "ended: 1") || !strings.Contains(r.errs, "no live session has the ID "+all[0]) {
 		t.Errorf("one that is gone and one that is not: %+v", r)
 	}
-	sh.refuses(2, "would end 5 sessions; say --yes", words("close session --proto udp")...)
+	sh.refuses(2, "this would end: 5; say --yes", words("close session --proto udp")...)
 	if got := len(ids()); got != 7 {
 		t.Errorf("%d sessions are left, want 7", got)
 	}
