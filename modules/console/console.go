@@ -1,7 +1,7 @@
 // Package console has the commands that ask a running instance and change it:
-// show, set, add, del, drain, undrain, close, overlay, explain and top. They speak the
-// admin API, on Caddy's admin endpoint or on a site that serves it, and know
-// nothing of the data plane.
+// show, set, add, del, drain, undrain, close, overlay, explain and top. They
+// speak the admin API, on Caddy's admin endpoint or on a site that serves it, and
+// know nothing of the data plane.
 //
 //	client.go   where the API is, who asks, and what it answers
 //	table.go    what people see of an answer

@@ -11,7 +11,6 @@ import (
 // listenerOf is what the checks between the parts have to know of a listener.
 type listenerOf struct {
 	name        string
-	at          value
 	bind        value
 	udp         bool
 	binds       []listener.Bind
@@ -48,7 +47,7 @@ func (d *document) filter(_ string, f *fields) object {
 
 // listener reads an element of listeners.
 func (d *document) listener(name string, f *fields) object {
-	l, o := &listenerOf{name: name, at: f.value}, object{}
+	l, o := &listenerOf{name: name}, object{}
 	d.listeners = append(d.listeners, l)
 	if err := listener.CheckName(name); name != "" && err != nil {
 		f.get("name").fail("%s", err)

@@ -11,7 +11,6 @@ import (
 
 // resolverOf is what the rest of a document has to know of a resolver.
 type resolverOf struct {
-	at       value
 	header   value
 	proxy    string
 	tcp, udp bool // listeners whose routes ask it
@@ -22,7 +21,7 @@ func (d *document) resolver(name string, f *fields) object {
 	if d.resolvers == nil {
 		d.resolvers = make(map[string]*resolverOf)
 	}
-	r, o := &resolverOf{at: f.value}, object{}
+	r, o := &resolverOf{}, object{}
 	d.resolvers[name] = r
 	kind := f.need("type", "http or grpc").oneOf("http", "grpc")
 	endpoint := f.need("endpoint", "the URL of the service")
