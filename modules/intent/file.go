@@ -71,6 +71,7 @@ func openFile(dir string) (_ *bbolt.DB, c *content, err error) {
 	}
 	path := filepath.Join(dir, FileName)
 	_, statErr := os.Stat(path)
+	isNew := errors.Is(statErr, fs.ErrNotExist)
 	var held *os.File
 	damaged := func(err error) error {
 		return fmt.Errorf("%s is damaged: %w; it has what operators have changed: put back a copy, or move it away to start without", path, err)
@@ -92,6 +93,9 @@ func openFile(dir string) (_ *bbolt.DB, c *content, err error) {
 			syscall.Flock(int(held.Fd()), syscall.LOCK_UN)
 			held.Close()
 		}
+		if isNew && errors.As(err, new(*fs.PathError)) {
+			os.Remove(path) // it is half written, and would be damaged ever after
+		}
 	}()
 	db, err = bbolt.Open(path, fileMode, &bbolt.Options{
 		Timeout:      lockLimit,
@@ -105,15 +109,16 @@ func openFile(dir string) (_ *bbolt.DB, c *content, err error) {
 	switch {
 	case errors.Is(err, berrors.ErrTimeout):
 		return nil, nil, fmt.Errorf("%s is in use by another process; give each its own directory, or \"off\" to keep nothing", path)
-	case errors.Is(err, fs.ErrPermission), err != nil && held == nil:
-		return nil, nil, unwritable(path, err)
+	case err == nil:
+		c, err = readFile(db)
+	}
+	switch {
+	case errors.As(err, new(*fs.PathError)), err != nil && held == nil:
+		return nil, nil, unwritable(path, err) // the system says no, as on a full disk
 	case err != nil:
 		return nil, nil, damaged(err)
 	}
-	if c, err = readFile(db); err != nil {
-		return nil, nil, damaged(err)
-	}
-	if statErr != nil { // it is new: its name has to be on disk too
+	if isNew { // its name has to be on disk too
 		if err := errors.Join(syncDir(dir), syncDir(filepath.Dir(dir))); err != nil {
 			return nil, nil, err
 		}

@@ -11,8 +11,10 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -265,15 +267,25 @@ func TestMoves(t *testing.T) {
 
 // The child's part of the tests below.
 const (
-	childVar  = "WAYHOUSE_TEST_INTENT_CHILD"
-	childHold = "hold"  // opens the file and waits for the end of its input
-	childAdd  = "write" // adds one backend after the other and says each that is there
+	childVar   = "WAYHOUSE_TEST_INTENT_CHILD"
+	childHold  = "hold"  // opens the file and waits for the end of its input
+	childAdd   = "write" // adds one backend after the other and says each that is there
+	childSmall = "small" // may write no file larger than a page, and says what comes of it
 )
 
 func TestChild(t *testing.T) {
 	mode, dir, ok := strings.Cut(os.Getenv(childVar), " ")
 	if !ok {
 		return // it is no child
+	}
+	if mode == childSmall {
+		signal.Ignore(syscall.SIGXFSZ)
+		if err := syscall.Setrlimit(syscall.RLIMIT_FSIZE, &syscall.Rlimit{Cur: 4096, Max: 4096}); err != nil {
+			t.Fatal(err)
+		}
+		fmt.Println("open")
+		fmt.Println(memory().Acquire(dir, zap.NewNop()))
+		return
 	}
 	s, end := kept(t, dir)
 	fmt.Println("open")
@@ -480,6 +492,21 @@ func TestUnwritable(t *testing.T) {
 			t.Errorf("%s: %v", dir, err)
 		}
 	}
+}
+
+// TestFullDisk has a child that may write no file larger than a page, which is
+// less than a new one needs.
+func TestFullDisk(t *testing.T) {
+	dir := t.TempDir()
+	cmd, out := child(t, childSmall, dir)
+	if !out.Scan() || !strings.Contains(out.Text(), `"off" to keep nothing`) || strings.Contains(out.Text(), "damaged") {
+		t.Errorf("the child says %q", out.Text())
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Error(err)
+	}
+	_, end := kept(t, dir) // nothing is left that would be taken for damaged
+	end()
 }
 
 func FuzzDecode(f *testing.F) {
