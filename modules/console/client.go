@@ -39,6 +39,7 @@ const (
 	maxToken       = 4 << 10  // bytes of a token file
 	maxRefusal     = 64 << 10 // bytes of an error that are read
 	maxActor       = 100      // characters
+	maxAnswer      = 64 << 20 // bytes of an answer that is kept whole
 )
 
 // where adds the flags that say which instance is meant.
@@ -387,7 +388,11 @@ func (c *client) get(ctx context.Context, path string, query url.Values, v any) 
 		return err
 	}
 	defer res.Body.Close()
-	if err := json.NewDecoder(res.Body).Decode(v); err != nil {
+	body := &io.LimitedReader{R: res.Body, N: maxAnswer}
+	if err := json.NewDecoder(body).Decode(v); err != nil {
+		if body.N == 0 {
+			return fmt.Errorf("the answer of %s has more than %d MiB", c.name, maxAnswer>>20)
+		}
 		return c.garbled(ctx, err)
 	}
 	return nil

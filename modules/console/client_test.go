@@ -111,6 +111,15 @@ func TestSite(t *testing.T) {
 	t.Setenv(envToken, "0123456789abcdef")
 	t.Setenv(envAddress, "")
 	mux := http.NewServeMux()
+	mux.HandleFunc("/endless", func(w http.ResponseWriter, _ *http.Request) {
+		b := []byte("[" + strings.Repeat(" ", 1<<20))
+		for {
+			if _, err := w.Write(b); err != nil {
+				return
+			}
+			b[0] = ' '
+		}
+	})
 	srv := httptest.NewTLSServer(http.StripPrefix("/way/house", mux))
 	defer srv.Close()
 	check := func(w http.ResponseWriter, r *http.Request) bool {
@@ -171,6 +180,9 @@ func TestSite(t *testing.T) {
 		t.Error(err)
 	} else {
 		res.Body.Close()
+	}
+	if err := c.get(ctx, "/endless", nil, new([]poolView)); err == nil || !strings.Contains(err.Error(), "more than 64 MiB") {
+		t.Errorf("an answer without an end: %v", err)
 	}
 	row := func(*sessionView) error { return nil }
 	for path, want := range map[string]string{
