@@ -43,6 +43,12 @@ func OpenFiles() (int, error) {
 // xcaddy has made around it.
 const modulePath = "github.com/wayhouse-proxy/wayhouse"
 
+// Version is this module's in the running build, "unknown" where it has none.
+func Version() string {
+	version, _ := build()
+	return version
+}
+
 func build() (version, commit string) {
 	version, commit = "unknown", "unknown"
 	info, ok := debug.ReadBuildInfo()

@@ -80,8 +80,7 @@ func newProvider(logger *zap.Logger) (*provider, error) {
 	if err != nil {
 		return nil, fmt.Errorf("making the exporter that the OTEL_… variables name: %w", err)
 	}
-	version, _ := caddy.Version()
-	own := resource.NewSchemaless(attribute.String("service.name", "wayhouse"), attribute.String("service.version", version))
+	own := resource.NewSchemaless(attribute.String("service.name", "wayhouse"), attribute.String("service.version", metrics.Version()))
 	res, err := resource.Merge(own, resource.Environment())
 	if err != nil {
 		return nil, fmt.Errorf("reading OTEL_RESOURCE_ATTRIBUTES: %w", err)

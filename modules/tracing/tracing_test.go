@@ -5,8 +5,13 @@ import (
 	"net/http"
 	"testing"
 
+	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
+	sdk "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+	"go.uber.org/zap"
+
+	"github.com/wayhouse-proxy/wayhouse/internal/metrics"
 )
 
 func setVariables(t *testing.T, env map[string]string) {
@@ -68,4 +73,22 @@ func TestStandardReceiver(t *testing.T) {
 	if want := "http://localhost:4318/v1/traces"; to != want {
 		t.Errorf("spans go to %q, want %q", to, want)
 	}
+}
+
+// TestResource has spans name the build of this module, not Caddy's version.
+func TestResource(t *testing.T) {
+	t.Setenv("OTEL_TRACES_EXPORTER", "none")
+	p, err := newProvider(zap.NewNop())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Destruct()
+	_, span := p.tracer.Start(t.Context(), "x")
+	res := span.(sdk.ReadOnlySpan).Resource().Set()
+	for key, want := range map[attribute.Key]string{"service.name": "wayhouse", "service.version": metrics.Version()} {
+		if got, _ := res.Value(key); got.AsString() != want {
+			t.Errorf("%s is %q, want %q", key, got.AsString(), want)
+		}
+	}
+	span.End()
 }
