@@ -153,7 +153,7 @@ func TestSiteRefused(t *testing.T) {
 	for name, tc := range map[string]struct{ site, want string }{
 		"open to all":   {fmt.Sprintf("http://:%d {\n\twayhouse_admin\n}", port), "tokens: none, and the site listens on"},
 		"a host's name": {fmt.Sprintf("http://localhost:%d {\n\twayhouse_admin\n}", port), "tokens: none, and the site listens on"},
-		"no file":       {fmt.Sprintf("http://:%d {\n\twayhouse_admin {\n\t\ttoken {file./nonexistent/token}\n\t}\n}", port), "tokens[0].token: stat /nonexistent/token"},
+		"no file":       {fmt.Sprintf("http://:%d {\n\twayhouse_admin {\n\t\ttoken {file./nonexistent/token}\n\t}\n}", port), "tokens[0].token: open /nonexistent/token"},
 		"unset":         {fmt.Sprintf("http://:%d {\n\twayhouse_admin {\n\t\ttoken {env.TEST_NOT_SET}\n\t}\n}", port), "tokens[0].token: {env.TEST_NOT_SET} is not set"},
 		"short":         {fmt.Sprintf("http://:%d {\n\twayhouse_admin {\n\t\ttoken hunter2\n\t}\n}", port), "tokens[0].token: 7 bytes are fewer than 16"},
 		"below a path":  {fmt.Sprintf("http://:%d {\n\thandle_path /x/* {\n\t\twayhouse_admin\n\t}\n}", port), "tokens: none, and the site listens on"},
