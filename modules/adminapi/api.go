@@ -76,6 +76,8 @@ func (a *API) calls() map[string]map[string]call {
 
 		"/wayhouse/config/last-rejected": {http.MethodGet: a.lastRejected},
 
+		"/web": {http.MethodGet: a.web},
+
 		"/explain": {http.MethodPost: a.explain},
 
 		"/admin/reload":                   {http.MethodPost: a.reload},

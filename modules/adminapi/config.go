@@ -27,6 +27,15 @@ type rejectedJSON struct {
 	Superseded *time.Time `json:"superseded,omitempty"`
 }
 
+// web answers as for a config that has no section web: documents in YAML with one
+// are refused, and the other forms have sites instead.
+func (a *API) web(_ http.ResponseWriter, r *http.Request) error {
+	if err := knownParams(r.URL.Query()); err != nil {
+		return err
+	}
+	return &problem{http.StatusNotFound, "the running config has no section web"}
+}
+
 // lastRejected tells of the last config that was not taken, also when a later
 // one was.
 func (a *API) lastRejected(w http.ResponseWriter, r *http.Request) error {

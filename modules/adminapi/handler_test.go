@@ -280,7 +280,7 @@ func TestRoles(t *testing.T) {
 	want := map[string]role{
 		"GET /healthz": nobody, "GET /readyz": nobody,
 		"GET /pools": reader, "GET /pools/{pool}": reader, "GET /sessions": reader, "GET /sessions/{id}": reader,
-		"GET /listeners": reader, "GET /wayhouse/config/last-rejected": reader, "GET /route-hints": reader, "GET /admin/overload": reader, "GET /admin/sniffers": reader, "GET /metrics": reader,
+		"GET /listeners": reader, "GET /wayhouse/config/last-rejected": reader, "GET /web": reader, "GET /route-hints": reader, "GET /admin/overload": reader, "GET /admin/sniffers": reader, "GET /metrics": reader,
 		"DELETE /sessions/{id}": operate, "POST /route-hint": operate, "DELETE /route-hints/{src_ip}": operate, "POST /explain": operate,
 		"GET /sessions/resolve": reader, "GET /overlay": reader, "DELETE /overlay": admin,
 		"POST /pools/{pool}/backends": operate, "PATCH /pools/{pool}/backends/{addr}": operate, "DELETE /pools/{pool}/backends/{addr}": operate,

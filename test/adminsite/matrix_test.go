@@ -52,6 +52,7 @@ var table = map[string]route{
 	"/admin/sniffers/{name}": {"/admin/sniffers/nobody", map[string]call{"DELETE": {role: "admin", status: 404}}},
 	"/admin/sniffers/{name}/rollback": {"/admin/sniffers/nobody/rollback",
 		map[string]call{"POST": {role: "admin", status: 404}}},
+	"/web": {"/web", map[string]call{"GET": {role: "read", status: 404}}},
 	"/wayhouse/config/last-rejected": {"/wayhouse/config/last-rejected",
 		map[string]call{"GET": {role: "read", status: 404}}},
 	"/route-hints/{src_ip}": {"/route-hints/192.0.2.1", map[string]call{"DELETE": {role: "operate", status: 404}}},
