@@ -83,6 +83,7 @@ func (p *Pool) run(ctx context.Context) {
 		found = p.feed.Changed()
 	}
 	for {
+		built := true
 		select {
 		case <-ctx.Done():
 			return
@@ -95,9 +96,11 @@ func (p *Pool) run(ctx context.Context) {
 			p.reset()
 			close(done)
 		case <-p.wake:
+			built = false
 		case <-timer.C:
+			built = false
 		}
-		timer.Reset(p.act())
+		timer.Reset(p.act(built))
 	}
 }
 
@@ -117,11 +120,14 @@ func (p *Pool) reset() {
 }
 
 // act does what is due and returns how long until something else is. Of several
-// pools of one name only the newest acts.
-func (p *Pool) act() time.Duration {
+// pools of one name only the newest acts. built says that the snapshot has just
+// been made; what has changed since wakes the pool again.
+func (p *Pool) act(built bool) time.Duration {
 	const never = time.Hour
 	if newest(p.name) != p {
-		p.snap.Store(p.build())
+		if !built {
+			p.snap.Store(p.build())
+		}
 		return never
 	}
 	now := time.Now()
@@ -137,8 +143,11 @@ func (p *Pool) act() time.Duration {
 		for _, b := range p.snap.Load().all {
 			soonest(b.readmit(now, wait))
 		}
+		built = false // for those that were
 	}
-	p.snap.Store(p.build()) // before flows are moved, which choose from it
+	if !built { // before flows are moved, which choose from it
+		p.snap.Store(p.build())
+	}
 	wait := time.Duration(0)
 	if p.set.OnBackendDown == DownHold {
 		wait = p.set.Hold

@@ -340,7 +340,7 @@ func BenchmarkReset(b *testing.B) {
 	for i := 0; b.Loop(); i++ {
 		p.targets = lists[(i+1)%2]
 		p.reset()
-		p.act()
+		p.act(false)
 	}
 	end(b, p)
 }
