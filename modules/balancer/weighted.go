@@ -87,7 +87,7 @@ func (w *Weighted) visit(candidates []Candidate, turn uint64) int {
 	var total, unit uint64
 	for _, c := range candidates {
 		total += uint64(c.Weight())
-		unit = gcd(uint64(c.Weight()), unit)
+		unit = GCD(uint64(c.Weight()), unit)
 	}
 	at := place(turn, total/unit, w.step(total/unit))
 	for i, c := range candidates {
@@ -110,7 +110,7 @@ func place(turn, length, step uint64) uint64 {
 func (w *Weighted) Prepare(candidates []Candidate) Prepared {
 	var unit uint64
 	for _, c := range candidates {
-		unit = gcd(uint64(c.Weight()), unit)
+		unit = GCD(uint64(c.Weight()), unit)
 	}
 	r := &ring{weighted: w, ends: make([]uint64, len(candidates))}
 	end := uint64(0)
@@ -178,7 +178,8 @@ func quotient(a, b uint64) (largest uint64, coprime bool) {
 	return largest, a == 1
 }
 
-func gcd(a, b uint64) uint64 {
+// GCD is the greatest common divisor, of which 0 has all.
+func GCD(a, b uint64) uint64 {
 	for b != 0 {
 		a, b = b, a%b
 	}

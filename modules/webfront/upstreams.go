@@ -13,6 +13,7 @@ import (
 
 	"github.com/wayhouse-proxy/wayhouse/internal/caddyopt"
 	"github.com/wayhouse-proxy/wayhouse/internal/strictjson"
+	"github.com/wayhouse-proxy/wayhouse/modules/balancer"
 	"github.com/wayhouse-proxy/wayhouse/modules/pool"
 	"github.com/wayhouse-proxy/wayhouse/modules/proxy"
 )
@@ -88,7 +89,7 @@ func sharesOf(backends []*pool.Backend) []uint64 {
 	var common, sum uint64
 	for i, b := range backends {
 		shares[i] = uint64(b.Weight())
-		common = gcd(common, shares[i])
+		common = balancer.GCD(common, shares[i])
 		sum += shares[i]
 	}
 	if sum == 0 {
@@ -100,13 +101,6 @@ func sharesOf(backends []*pool.Backend) []uint64 {
 		}
 	}
 	return shares
-}
-
-func gcd(a, b uint64) uint64 {
-	for b != 0 {
-		a, b = b, a%b
-	}
-	return a
 }
 
 // UnmarshalCaddyfile sets up the upstreams from Caddyfile tokens. Syntax:
