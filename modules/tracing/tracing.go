@@ -39,6 +39,12 @@ type Config struct{}
 // failed were dropped, for the queue was full, or are in it.
 var spansTotal = metrics.Counter("trace_spans_total", "Spans by what became of them: they have ended, were exported, or could not be.", "result")
 
+var (
+	spansEnded    = spansTotal.WithLabelValues("ended")
+	spansExported = spansTotal.WithLabelValues("exported")
+	spansFailed   = spansTotal.WithLabelValues("failed")
+)
+
 // provider makes the spans of the process.
 type provider struct {
 	*sdk.TracerProvider
@@ -132,7 +138,7 @@ type ended struct{}
 func (ended) OnStart(context.Context, sdk.ReadWriteSpan) {}
 func (ended) OnEnd(s sdk.ReadOnlySpan) {
 	if s.SpanContext().IsSampled() {
-		spansTotal.WithLabelValues("ended").Inc()
+		spansEnded.Inc()
 	}
 }
 func (ended) Shutdown(context.Context) error   { return nil }
@@ -151,10 +157,10 @@ type exporter struct {
 func (e *exporter) ExportSpans(ctx context.Context, spans []sdk.ReadOnlySpan) error {
 	err := e.SpanExporter.ExportSpans(ctx, spans)
 	if err == nil {
-		spansTotal.WithLabelValues("exported").Add(float64(len(spans)))
+		spansExported.Add(float64(len(spans)))
 		return nil
 	}
-	spansTotal.WithLabelValues("failed").Add(float64(len(spans)))
+	spansFailed.Add(float64(len(spans)))
 	if now := time.Now(); now.After(e.next) {
 		e.logger.Warn("exporting spans failed", zap.Error(err), zap.Int("spans", len(spans)), zap.Int("suppressed", e.held))
 		e.next, e.held = now.Add(time.Minute), 0
