@@ -5,6 +5,7 @@ import (
 	"net"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/mholt/caddy-l4/layer4"
@@ -12,6 +13,7 @@ import (
 	"github.com/wayhouse-proxy/wayhouse/internal/flowaddr"
 	"github.com/wayhouse-proxy/wayhouse/internal/relay"
 	"github.com/wayhouse-proxy/wayhouse/internal/relay/udprelay"
+	"github.com/wayhouse-proxy/wayhouse/modules/tracing"
 )
 
 // Routes that lead to the network wayhouse/NAME.
@@ -204,8 +206,12 @@ func (v *view) invite(c *UDPConn, route int) (why relay.Drop, ok bool) {
 		for _, p := range datagrams {
 			g.hand(out, p)
 		}
+		g.begins()
 		ok = true
 		return true
 	})
+	if ok {
+		c.setupSpan.End(time.Now(), v.fronts[route], tracing.Handler)
+	}
 	return why, ok
 }

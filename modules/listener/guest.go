@@ -87,11 +87,16 @@ func (v *view) letIn(key guestKey, o *udprelay.Opening, to frontPort, path *rela
 	}
 	v.begins(o.Client)
 	v.heard(o)
+	g.begins()
+	return g, ""
+}
+
+// begins tells of a guest that its server has from now on.
+func (g *guest) begins() {
 	if flow.LogsOpen(g.id) {
 		i := g.info()
-		v.stats.Opened(&i)
+		g.stats.Opened(&i)
 	}
-	return g, ""
 }
 
 func (v *view) newGuest(key guestKey, o *udprelay.Opening, to frontPort, path *relay.Path) *guest {

@@ -64,6 +64,7 @@ func (m *moved) reply(b []byte) error {
 			m.v.stats.Abandoned(true, m.g.key.client.Addr())
 			return
 		}
+		m.g.begins()
 		m.end(relay.ClientClose)
 	})
 	return m.g.reply(b)

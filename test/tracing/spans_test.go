@@ -319,3 +319,32 @@ func TestBadExporter(t *testing.T) {
 	}
 	c.Close()
 }
+
+// TestFront has a route lead to a server of another app: the set-up of a session is
+// over when the server has it, and the session log has its beginning.
+func TestFront(t *testing.T) {
+	for _, network := range []string{"tcp", "udp"} {
+		t.Run(network, func(t *testing.T) {
+			r, addr := newReceiver(t), kit.Local(kit.Port(t))
+			config := kit.App(kit.M{"l": kit.Listener([]string{network + "/" + addr}, kit.Route(kit.M{"handler": "http_front", "name": "web"}))}, nil,
+				kit.M{"tracing": kit.M{}, "connection_log": kit.M{"open": true}})
+			server := map[string]string{"tcp": "wayhouse/web", "udp": "wayhouse_udp/web"}[network]
+			config["apps"].(kit.M)["layer4"] = kit.M{"servers": kit.M{"s": kit.M{"listen": kit.A{server}, "routes": kit.A{kit.Route(kit.M{"handler": "echo"})}}}}
+			p := kit.Start(t, config, kit.Options{Env: environment(r.URL)})
+			if answer := ask(t, network, addr, "hello\n"); answer != "hello" {
+				t.Errorf("the server answers %q", answer)
+			}
+			root, children := r.tree(t, "l") // while the session goes on
+			kit.Poll(5*time.Second, func() bool { // it may be in another batch
+				root, children = r.tree(t, "l")
+				return len(children["route.match"]) > 0
+			})
+			if root.attrs["wayhouse.outcome"] != "handler" || root.attrs["network.transport"] != network || len(children["route.match"]) != 1 {
+				t.Errorf("the set-up has %v and %v", root.attrs, children)
+			}
+			kit.Eventually(t, "the session log has the beginning", func() bool {
+				return strings.Contains(p.Log(), `"msg":"session_open"`) || strings.Contains(p.Log(), `"event":"session_open"`)
+			})
+		})
+	}
+}
