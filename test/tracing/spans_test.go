@@ -334,7 +334,7 @@ func TestFront(t *testing.T) {
 			if answer := ask(t, network, addr, "hello\n"); answer != "hello" {
 				t.Errorf("the server answers %q", answer)
 			}
-			root, children := r.tree(t, "l") // while the session goes on
+			root, children := r.tree(t, "l")      // while the session goes on
 			kit.Poll(5*time.Second, func() bool { // it may be in another batch
 				root, children = r.tree(t, "l")
 				return len(children["route.match"]) > 0
