@@ -29,6 +29,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/wayhouse-proxy/wayhouse/internal/metrics"
+	"github.com/wayhouse-proxy/wayhouse/internal/version"
 )
 
 // Config turns tracing on. It has no options: the exporter, the sampler and the
@@ -86,7 +87,7 @@ func newProvider(logger *zap.Logger) (*provider, error) {
 	if err != nil {
 		return nil, fmt.Errorf("making the exporter that the OTEL_… variables name: %w", err)
 	}
-	own := resource.NewSchemaless(attribute.String("service.name", "wayhouse"), attribute.String("service.version", metrics.Version()))
+	own := resource.NewSchemaless(attribute.String("service.name", "wayhouse"), attribute.String("service.version", version.Read().Version))
 	res, err := resource.Merge(own, resource.Environment())
 	if err != nil {
 		return nil, fmt.Errorf("reading OTEL_RESOURCE_ATTRIBUTES: %w", err)

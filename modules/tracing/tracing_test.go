@@ -11,7 +11,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 	"go.uber.org/zap"
 
-	"github.com/wayhouse-proxy/wayhouse/internal/metrics"
+	"github.com/wayhouse-proxy/wayhouse/internal/version"
 )
 
 func setVariables(t *testing.T, env map[string]string) {
@@ -85,7 +85,7 @@ func TestResource(t *testing.T) {
 	defer p.Destruct()
 	_, span := p.tracer.Start(t.Context(), "x")
 	res := span.(sdk.ReadOnlySpan).Resource().Set()
-	for key, want := range map[attribute.Key]string{"service.name": "wayhouse", "service.version": metrics.Version()} {
+	for key, want := range map[attribute.Key]string{"service.name": "wayhouse", "service.version": version.Read().Version} {
 		if got, _ := res.Value(key); got.AsString() != want {
 			t.Errorf("%s is %q, want %q", key, got.AsString(), want)
 		}

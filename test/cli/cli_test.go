@@ -255,3 +255,40 @@ func TestModulesAreListed(t *testing.T) {
 		}
 	}
 }
+
+// TestVersion has one version for those who ask the command, and the same one
+// in the metrics.
+func TestVersion(t *testing.T) {
+	out, log, ok := run(t, "version")
+	line := regexp.MustCompile(`^(\S+) \((?:commit ([0-9a-f]{12}), )?Caddy (v2\S+), caddy-l4 (v0\S+), go1\S+ linux/\w+\)\n$`)
+	m := line.FindStringSubmatch(out)
+	if !ok || m == nil {
+		t.Fatalf("it prints %q and %s", out, log)
+	}
+	for _, flag := range []string{"--version", "-v"} {
+		if again, _, ok := run(t, flag); !ok || again != out {
+			t.Errorf("%s prints %q", flag, again)
+		}
+	}
+	gomod, err := os.ReadFile("../../go.mod")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, dep := range []string{"github.com/caddyserver/caddy/v2 " + m[3], "github.com/mholt/caddy-l4 " + m[4]} {
+		if !strings.Contains(string(gomod), "\t"+dep+"\n") {
+			t.Errorf("go.mod does not have %s", dep)
+		}
+	}
+	p := testkit.Start(t, testkit.App(testkit.M{}, testkit.M{}), testkit.Options{})
+	commit := m[2]
+	if commit == "" {
+		commit = "unknown"
+	}
+	if n := p.Metrics().Sum("build_info", "component", "wayhouse", "version", m[1], "commit", commit); n != 1 {
+		t.Errorf("no series of build_info has version %s and commit %s", m[1], commit)
+	}
+	info, _, ok := run(t, "build-info")
+	if !ok || !strings.Contains(info, "github.com/caddyserver/caddy/v2") {
+		t.Errorf("build-info prints %.200s", info)
+	}
+}
