@@ -365,10 +365,15 @@ func (c *client) unreachable(ctx context.Context, err error) error {
 // reason is what the instance says is wrong.
 func (c *client) reason(res *http.Response, body []byte) string {
 	var j struct {
-		Error string `json:"error"`
+		Error  string `json:"error"`
+		Status string `json:"status"` // of /healthz and /readyz
+		Reason string `json:"reason"`
 	}
 	json.Unmarshal(body, &j) // or whoever is in between has answered
 	text := j.Error
+	if text == "" && j.Reason != "" {
+		text = j.Status + ": " + j.Reason
+	}
 	switch {
 	case text == "" && res.StatusCode == http.StatusNotFound:
 		text = fmt.Sprintf("%s answers %s: it does not serve this call of the API of wayhouse", c.name, res.Status)

@@ -1,5 +1,5 @@
 // Package console has the commands that ask a running instance and change it:
-// show, set, add, del, drain, undrain, close, overlay, explain and top. They
+// show, set, add, del, drain, undrain, close, overlay, explain, health and top. They
 // speak the admin API, on Caddy's admin endpoint or on a site that serves it, and
 // know nothing of the data plane.
 //
@@ -11,6 +11,7 @@
 //	close.go    close
 //	overlay.go  overlay; promote.go and block.go make a config of it
 //	explain.go  explain
+//	health.go   health
 //	top.go      top: what there is to see, by interval
 //	screen.go   …and the terminal it is seen on
 package console
@@ -35,7 +36,7 @@ const (
 )
 
 func init() {
-	for _, c := range []caddycmd.Command{showCommand, setCommand, addCommand, delCommand, drainCommand, undrainCommand, closeCommand, overlayCommand, topCommand, explainCommand} {
+	for _, c := range []caddycmd.Command{showCommand, setCommand, addCommand, delCommand, drainCommand, undrainCommand, closeCommand, overlayCommand, topCommand, explainCommand, healthCommand} {
 		caddycmd.RegisterCommand(c)
 	}
 }

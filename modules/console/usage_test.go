@@ -13,7 +13,7 @@ import (
 // standard error, and how it ends.
 func execute(args ...string) (errs string, err error) {
 	root := &cobra.Command{Use: "wayhouse", SilenceUsage: true}
-	for _, c := range []caddycmd.Command{showCommand, setCommand, addCommand, delCommand, drainCommand, undrainCommand, closeCommand, overlayCommand, topCommand, explainCommand} {
+	for _, c := range []caddycmd.Command{showCommand, setCommand, addCommand, delCommand, drainCommand, undrainCommand, closeCommand, overlayCommand, topCommand, explainCommand, healthCommand} {
 		cmd := &cobra.Command{Use: c.Name + " " + c.Usage}
 		c.CobraFunc(cmd)
 		root.AddCommand(cmd)
@@ -73,6 +73,8 @@ func TestWrongUse(t *testing.T) {
 		{"close session u-1 --yes", "--yes"},
 		{"overlay promoted", "want: wayhouse overlay"},
 		{"overlay drop --pool=", "--pool: is empty"},
+		{"health now", "want: wayhouse health"},
+		{"health --token abc", "--token: there is no such flag"},
 		{"top --interval 1ms", "--interval: 1ms"},
 		{"top --sort name", `--sort: "name" is none of`},
 		{"top --sessions -1", "--sessions: -1"},

@@ -86,6 +86,7 @@ func TestStatus(t *testing.T) {
 		t.Errorf("it repeats the token: %s", r.errs)
 	}
 	sh.refuses(1, "asking localhost:1: dial tcp", "show", "pools")
+	sh.refuses(1, "asking localhost:1: dial tcp", "health")
 	sh.refuses(1, "no such file", "show", "pools", "--address", "unix//nowhere/x.sock")
 	if r := sh.run("top", "--help"); r.status != 0 || !strings.Contains(r.out, "wayhouse top") || !strings.Contains(r.out, "--interval") {
 		t.Errorf("top --help ends with %d: %s", r.status, r.out)
@@ -275,8 +276,11 @@ func TestDrain(t *testing.T) {
 			t.Errorf("/readyz: %d %s, want %d", status, body, want)
 		}
 	}
+	sh.prints(words("health --ready"), "ready")
 	sh.prints(words("drain"), "draining")
 	ready(http.StatusServiceUnavailable)
+	sh.prints(words("health"), "ok")
+	sh.refuses(1, "draining: drained by ", words("health --ready")...)
 	sh.prints(words("top --once --interval 250ms"), "not ready")
 	sh.prints(words("undrain"), "no longer draining")
 	ready(http.StatusOK)
