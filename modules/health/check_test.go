@@ -17,6 +17,8 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+
+	"github.com/wayhouse-proxy/wayhouse/internal/sock"
 )
 
 func load(t *testing.T, kind, config string) (Check, error) {
@@ -113,18 +115,27 @@ func TestSourceAddress(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	c := mustLoad(t, "tcp_connect", `{}`)
-	c.Common().Sources = []netip.Addr{netip.MustParseAddr("::1"), netip.MustParseAddr("127.0.0.9")}
-	if err := ask(t, c, l.Addr().(*net.TCPAddr).AddrPort(), long); err != nil {
+	to := l.Addr().(*net.TCPAddr).AddrPort()
+	c := mustLoad(t, "tcp_connect", `{}`).(*TCPConnect)
+	c.Sources = []netip.Addr{netip.MustParseAddr("::1"), netip.MustParseAddr("127.0.0.9")}
+	if err := ask(t, c, to, long); err != nil {
 		t.Fatal(err)
 	}
-	conn, err := l.Accept()
+	conn, err := c.connect(to)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer conn.Close()
-	if got := conn.RemoteAddr().(*net.TCPAddr).AddrPort().Addr(); got.String() != "127.0.0.9" {
-		t.Errorf("checked from %v, want 127.0.0.9", got)
+	defer conn.close()
+	if got, err := sock.LocalAddr(conn.fd); err != nil || got.Addr().String() != "127.0.0.9" {
+		t.Errorf("checked from %v (%v), want 127.0.0.9", got, err)
+	}
+	err = ask(t, c, closedPort(t, "tcp"), long)
+	if err == nil || !strings.Contains(err.Error(), "dial tcp 127.0.0.9:0->127.0.0.1:") {
+		t.Errorf("error %v, want one that names both addresses", err)
+	}
+	c.Sources = []netip.Addr{netip.MustParseAddr("192.0.2.1")}
+	if err := ask(t, c, to, long); err == nil || !strings.Contains(err.Error(), "bind: cannot assign") || !NoVerdict(err) {
+		t.Errorf("from an address that is not ours: %v, want no verdict", err)
 	}
 }
 

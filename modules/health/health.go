@@ -95,35 +95,41 @@ func (s *Settings) Validate() error {
 // Rules returns what Tally needs to know.
 func (s *Settings) Rules() Rules { return Rules{Rise: *s.Rise, Fall: *s.Fall} }
 
+// source is the address that checks of a backend come from, if there is one.
+func (s *Settings) source(to netip.AddrPort) netip.Addr {
+	for _, src := range s.Sources {
+		if src.Is4() == to.Addr().Is4() {
+			return src
+		}
+	}
+	return netip.Addr{}
+}
+
 // dial connects a socket of the check's own to a backend.
 func (s *Settings) dial(ctx context.Context, network string, to netip.AddrPort) (net.Conn, error) {
 	d := net.Dialer{KeepAlive: -1, FallbackDelay: -1}
-	for _, src := range s.Sources {
-		if src.Is4() != to.Addr().Is4() {
-			continue
-		}
+	if src := s.source(to); src.IsValid() {
 		a := netip.AddrPortFrom(src, 0)
 		if network == "udp" {
 			d.LocalAddr = net.UDPAddrFromAddrPort(a)
 		} else {
 			d.LocalAddr = net.TCPAddrFromAddrPort(a)
 		}
-		d.Control = lateBind
-		break
+		d.Control = func(_, _ string, c syscall.RawConn) error {
+			var err error
+			if cerr := c.Control(func(fd uintptr) { err = lateBind(int(fd)) }); cerr != nil {
+				return cerr
+			}
+			return err
+		}
 	}
 	return d.DialContext(ctx, network, to.String())
 }
 
 // lateBind has the kernel choose the port at connect, so that checks do not
 // take ports from each other or from flows.
-func lateBind(_, _ string, c syscall.RawConn) error {
-	var err error
-	if cerr := c.Control(func(fd uintptr) {
-		err = unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_BIND_ADDRESS_NO_PORT, 1)
-	}); cerr != nil {
-		return cerr
-	}
-	return err
+func lateBind(fd int) error {
+	return unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_BIND_ADDRESS_NO_PORT, 1)
 }
 
 // NoVerdict reports that a check failed for a reason of our own: a shortage of

@@ -90,8 +90,9 @@ func NewLimit(n int) Limit { return make(Limit, n) }
 var process = NewLimit(256)
 
 // Runner checks the backends of one pool. It has one goroutine that plans,
-// started by Start, and one for each check in progress; Stop ends them and
-// waits for them.
+// started by Start, and one for each check in progress, except that the one that
+// plans makes the connections of tcp_connect itself; Stop ends them and waits
+// for them.
 type Runner struct {
 	Name  string // of the pool: pools of different names start at different times
 	Check Check
@@ -145,31 +146,50 @@ func (q *queue) Pop() any {
 	return e
 }
 
+// The steps of the goroutine that plans: what is due within one is begun
+// together, and all connections in progress are looked at together.
+const (
+	lookEvery = 5 * time.Millisecond
+	lookSoon  = time.Millisecond // for the first time after one was begun
+
+	never = time.Hour
+)
+
 func (r *Runner) plan(ctx context.Context, targets []Target) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	q := r.queue(nil, targets)
+	q := r.queue(targets)
+	connects := connector{settings: r.Check.Common(), limit: r.Limit, timeout: r.timeout}
+	defer connects.stop()
+	_, bare := r.Check.(*TCPConnect)
+	step := min(lookEvery, r.interval/64)
 	for {
 		now := time.Now()
 		for len(q) > 0 && !q[0].next.After(now) {
-			next, ok := q[0].target.Rhythm().claim(now, r.interval)
-			if ok {
-				t := q[0].target
+			t := q[0].target
+			next, ok := t.Rhythm().claim(now, r.interval)
+			switch {
+			case ok && bare:
+				connects.waiting = append(connects.waiting, t)
+			case ok:
 				r.wg.Go(func() { r.check(ctx, t) })
 			}
 			q[0].next = next
 			heap.Fix(&q, 0)
 		}
-		wait := time.Hour
+		connects.begin()
+		wait := connects.look()
 		if len(q) > 0 {
-			wait = q[0].next.Sub(now)
+			wait = min(wait, max(time.Until(q[0].next), step))
 		}
 		timer.Reset(wait)
 		select {
 		case <-ctx.Done():
 			return
 		case targets := <-r.change:
-			q = r.queue(q, targets)
+			q = r.queue(targets)
+		case connects.place() <- struct{}{}:
+			connects.placed()
 		case <-timer.C:
 		}
 	}
@@ -178,18 +198,12 @@ func (r *Runner) plan(ctx context.Context, targets []Target) {
 // queue plans the next check of every target. Backends that were never checked
 // are spread over one interval, each pool from a point of its own, so that
 // neither one large pool nor many small ones are checked all at once.
-func (r *Runner) queue(old queue, targets []Target) queue {
-	known := make(map[Target]time.Time, len(old))
-	for _, e := range old {
-		known[e.target] = e.next
-	}
+func (r *Runner) queue(targets []Target) queue {
 	q := make(queue, 0, len(targets))
 	var fresh []Target
 	now := time.Now()
 	for _, t := range targets {
-		if next, ok := known[t]; ok {
-			q = append(q, entry{t, next})
-		} else if next, ok := t.Rhythm().due(now, r.interval); ok {
+		if next, ok := t.Rhythm().due(now, r.interval); ok {
 			q = append(q, entry{t, next})
 		} else {
 			fresh = append(fresh, t)
@@ -239,10 +253,15 @@ func (r *Runner) ask(ctx context.Context, t Target) (err error) {
 	}()
 	err = r.Check.Check(ctx, t.Addr())
 	if err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) && !NoVerdict(err) {
-		err = fmt.Errorf("no answer within %v", r.timeout)
+		err = lateError(r.timeout)
 	}
 	return err
 }
+
+// lateError is that of a check that took longer than it may.
+type lateError time.Duration
+
+func (e lateError) Error() string { return fmt.Sprintf("no answer within %v", time.Duration(e)) }
 
 // panicError is the panic of a check, which is a mistake of the check's and not
 // the backend's.
