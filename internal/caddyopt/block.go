@@ -53,6 +53,7 @@ func BlockOf(d *caddyfile.Dispenser, what string, options Options) error {
 	if d.NextArg() {
 		return d.Errf("unexpected argument %q of %s", d.Val(), what)
 	}
+	watch(d, what, options, "")
 	first := make(map[string]int) // the line of each option
 	for nesting := d.Nesting(); d.NextBlock(nesting); {
 		name, line := d.Val(), d.Line()
@@ -67,6 +68,7 @@ func BlockOf(d *caddyfile.Dispenser, what string, options Options) error {
 			return d.Errf("%s: given twice, first in line %d", name, before)
 		}
 		first[name] = line
+		watch(d, what, options, name)
 		if err := o.read(d); err != nil {
 			return err
 		}

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"flag"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -36,20 +35,11 @@ func adapt(source []byte) (string, error) {
 // TestCaddyfile adapts the fixtures: each is a Caddyfile, a line of dashes,
 // and the JSON, which has to be a good config, or a part of the error.
 func TestCaddyfile(t *testing.T) {
-	files, err := filepath.Glob("testdata/caddyfile/*.caddytest")
-	if err != nil || len(files) == 0 {
-		t.Fatalf("fixtures: %v, %v", files, err)
-	}
-	for _, file := range files {
-		t.Run(strings.TrimSuffix(filepath.Base(file), ".caddytest"), func(t *testing.T) {
-			b, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			source, want, ok := strings.Cut(string(b), dashes)
-			if !ok {
-				t.Fatalf("%s has no line of ten dashes", file)
-			}
+	all := fixtures(t)
+	withFiles(t)
+	for _, f := range all {
+		t.Run(f.name, func(t *testing.T) {
+			source, want := f.source, f.want
 			if tidy := string(caddyfile.Format([]byte(source))); tidy != source {
 				t.Errorf("caddy fmt would write\n%s", tidy)
 			}
@@ -61,7 +51,7 @@ func TestCaddyfile(t *testing.T) {
 				return
 			}
 			if *update {
-				if err := os.WriteFile(file, []byte(source+dashes+got), 0o644); err != nil {
+				if err := os.WriteFile(f.file, []byte(source+dashes+got), 0o644); err != nil {
 					t.Fatal(err)
 				}
 				want = got
