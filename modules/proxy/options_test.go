@@ -29,6 +29,7 @@ type place struct {
 	*fixture
 	line int
 	many bool
+	what string // as errors call the directive
 }
 
 // survey is what the good fixtures use of what there is.
@@ -54,7 +55,7 @@ func surveyFixtures(t *testing.T) *survey {
 			name = "@"
 		}
 		if o := (option{table(u.What), name}); s.used[o].fixture == nil && u.File == "Caddyfile" {
-			s.used[o] = place{in, u.Line, many}
+			s.used[o] = place{in, u.Line, many, u.What}
 		}
 	})
 	defer stop()
@@ -94,15 +95,7 @@ func TestEveryOption(t *testing.T) {
 		t.Errorf("only %d options came up", len(s.options))
 	}
 	all := keys{make(map[string]bool), make(map[string]bool)}
-	for _, id := range caddy.Modules() {
-		info, err := caddy.GetModule(id)
-		if err != nil {
-			t.Fatal(err)
-		}
-		typ := bare(reflect.TypeOf(info.New()))
-		if !ours(typ) || strings.HasPrefix(id, "caddy.") { // which tests register
-			continue
-		}
+	for id, typ := range ourModules(t) {
 		all.modules[id] = true
 		all.list(typ)
 	}
@@ -127,6 +120,22 @@ func TestEveryOption(t *testing.T) {
 			t.Errorf("a fixture uses %s, yet: %s", name, why)
 		}
 	}
+}
+
+// ourModules are the modules of this repository, by ID, and their types.
+func ourModules(t *testing.T) map[string]reflect.Type {
+	t.Helper()
+	modules := make(map[string]reflect.Type)
+	for _, id := range caddy.Modules() {
+		info, err := caddy.GetModule(id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if typ := bare(reflect.TypeOf(info.New())); ours(typ) && !strings.HasPrefix(id, "caddy.") { // which tests register
+			modules[id] = typ
+		}
+	}
+	return modules
 }
 
 // jsonOnly are the modules and keys that a Caddyfile does not reach, and why.
