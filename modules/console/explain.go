@@ -70,8 +70,8 @@ func explain(c *console, _ []string) error {
 	case is("udp"):
 		f.Network = "udp"
 	}
-	given, _ := fl.GetStringArray("bytes")
-	for _, s := range given {
+	// GetStringArray writes and reads CSV, which makes "\r\n" a "\n".
+	for _, s := range fl.Lookup("bytes").Value.(interface{ GetSlice() []string }).GetSlice() {
 		if file, ok := strings.CutPrefix(s, "@"); ok {
 			b, err := os.ReadFile(file)
 			if err != nil {
