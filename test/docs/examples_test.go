@@ -37,6 +37,7 @@ func TestExamples(t *testing.T) {
 		t.Setenv(name, "the-value-of-"+name)
 	}
 	t.Setenv("CREDENTIALS_DIRECTORY", credentials(t))
+	t.Setenv("WAYHOUSE_TICKET_KEY", "hex:30313233343536373839616263646566")
 	checked := 0
 	for _, p := range pages(t) {
 		for _, b := range p.blocks {

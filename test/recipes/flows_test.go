@@ -329,6 +329,18 @@ func (s *site) tells(p *player) {
 	}
 }
 
+// header is a PROXY header of version 2, as a balancer sends it.
+func header(network, client, dst string) []byte {
+	kind := byte(0x11)
+	if network == "udp" {
+		kind = 0x12
+	}
+	b := append([]byte(signature), 0x21, kind, 0, 12)
+	c, d := netip.MustParseAddrPort(client), netip.MustParseAddrPort(dst)
+	b = append(append(b, c.Addr().AsSlice()...), d.Addr().AsSlice()...)
+	return binary.BigEndian.AppendUint16(binary.BigEndian.AppendUint16(b, c.Port()), d.Port())
+}
+
 // packet is the first packet of the collection with that name, whole.
 func (s *site) packet(id string) []byte {
 	s.Helper()

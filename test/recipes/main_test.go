@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/caddyserver/caddy/v2/caddyconfig"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 	_ "github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
 	_ "github.com/caddyserver/caddy/v2/modules/standard"
 
@@ -22,13 +23,21 @@ func TestMain(m *testing.M) { kit.Main(m) }
 
 // recipes are what is tried of each page, block by block.
 var recipes = map[string][]func(*site){
-	"bedrock":               {bedrock},
-	"factorio-and-terraria": {worlds},
-	"fivem":                 {fivem},
-	"minecraft-network":     {minecraft},
-	"quic-game":             {quicGame},
-	"source-servers":        {source},
-	"voice":                 {shards, follow},
+	"bedrock":                {bedrock},
+	"behind-a-scrubber":      {scrubber},
+	"blue-green":             {blueGreen, canary},
+	"docker-compose":         {compose},
+	"factorio-and-terraria":  {worlds},
+	"fivem":                  {fivem},
+	"from-haproxy-and-nginx": {haproxy, nginx},
+	"kubernetes":             {pods, gameServers},
+	"match-containers":       {ports, matchmaker, passes},
+	"minecraft-network":      {minecraft},
+	"quic-game":              {quicGame},
+	"regions":                {regions, countries},
+	"source-servers":         {source},
+	"under-attack":           {attack},
+	"voice":                  {shards, follow},
 }
 
 // TestRecipes runs every Caddyfile of every page.
@@ -68,9 +77,12 @@ const dir = "../../docs/recipes"
 type page struct {
 	name, text string
 	blocks     []string // its Caddyfiles
+	others     []string // other files
 }
 
-var fence = regexp.MustCompile("(?ms)^```caddyfile\n(.*?)^```$")
+// fence is a block of the page: a Caddyfile, also where it says no language as
+// it needs files to be there, or something else.
+var fence = regexp.MustCompile("(?ms)^```[a-z]*\n(.*?)^```$")
 
 func read(t *testing.T, name string) *page {
 	t.Helper()
@@ -80,7 +92,11 @@ func read(t *testing.T, name string) *page {
 	}
 	p := &page{name: name, text: string(b)}
 	for _, m := range fence.FindAllStringSubmatch(p.text, -1) {
-		p.blocks = append(p.blocks, m[1])
+		if strings.HasPrefix(m[1], "{\n\twayhouse {\n") {
+			p.blocks = append(p.blocks, m[1])
+		} else {
+			p.others = append(p.others, m[1])
+		}
 	}
 	return p
 }
@@ -101,11 +117,30 @@ func (p *page) command(t *testing.T, words string) string {
 	return found[0]
 }
 
+// file is the one other file of the page that begins with these words.
+func (p *page) file(t *testing.T, words string) string {
+	t.Helper()
+	var found []string
+	for _, f := range p.others {
+		if strings.HasPrefix(f, words) {
+			found = append(found, f)
+		}
+	}
+	if len(found) != 1 {
+		t.Fatalf("%s has %d files that begin with %q, want one", p.name, len(found), words)
+	}
+	return found[0]
+}
+
 // TestLint lets only those likely mistakes pass that a page speaks of.
 func TestLint(t *testing.T) {
+	t.Setenv("WAYHOUSE_TICKET_KEY", ticketKey)
 	for name := range recipes {
 		p := read(t, name)
 		for _, block := range p.blocks {
+			if tidy := caddyfile.Format([]byte(block)); string(tidy) != block {
+				t.Errorf("%s: caddy fmt would write\n%s", name, tidy)
+			}
 			config, _, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte(block), map[string]any{"filename": "Caddyfile"})
 			if err != nil {
 				t.Errorf("%s: %v", name, err)

@@ -165,3 +165,26 @@ func (s *site) fetch(version int, from string) (string, error) {
 	b, err := io.ReadAll(res.Body)
 	return string(b), err
 }
+
+// clientHello is what a client of TLS sends first to a server of that name.
+func (s *site) clientHello(name string) []byte {
+	s.Helper()
+	here, there := net.Pipe()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		tls.Client(here, &tls.Config{ServerName: name}).Handshake()
+	}()
+	head := make([]byte, 5)
+	if _, err := io.ReadFull(there, head); err != nil {
+		s.Fatal(err)
+	}
+	rest := make([]byte, int(head[3])<<8|int(head[4]))
+	if _, err := io.ReadFull(there, rest); err != nil {
+		s.Fatal(err)
+	}
+	there.Close()
+	<-done
+	here.Close()
+	return append(head, rest...)
+}

@@ -33,9 +33,11 @@ type site struct {
 const public = "198.51.100.10"
 
 // begin is what runs on edge: wayhouse with its admin endpoint on a socket of
-// the test, and with the files that the test has put in etc and run.
+// the test, and with the files and the environment that the test has put in etc,
+// run and env.
 const begin = `
 export CADDY_ADMIN="unix/$PWD/admin.sock"
+if [ -f env ]; then . ./env; fi
 if [ -d etc ]; then mount -t overlay overlay -o lowerdir="$PWD/etc:/etc" /etc || exit 1; fi
 if [ -d run ]; then mount --bind "$PWD/run" /run || exit 1; fi
 exec "$@"`
@@ -123,3 +125,12 @@ func (s *site) prints(out, words string) {
 		s.Errorf("%q is not in\n%s", words, out)
 	}
 }
+
+// bash is shell for a line that is written for bash.
+func (s *site) bash(line string) string {
+	s.Helper()
+	return s.shell("bash -c " + quote(line))
+}
+
+// quote is one word of a shell.
+func quote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
