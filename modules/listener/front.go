@@ -37,9 +37,8 @@ type Front interface {
 }
 
 // DeclareFront makes a name known to servers until the returned function is
-// called, for a handler that is being provisioned. config is as for
-// Listener.Declare.
-func DeclareFront(ctx caddy.Context, name string, config any) (withdraw func()) {
+// called, for a handler that is being provisioned.
+func DeclareFront(ctx caddy.Context, name string, config Config) (withdraw func()) {
 	var ports []uint16 // a server of another app does not tell
 	if l, ok := ctx.Value(listenerKey).(*Listener); ok {
 		ports = l.udpPorts()

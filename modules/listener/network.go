@@ -71,18 +71,35 @@ func (s *outletSet) publishLocked() {
 	s.now.Store(&open)
 }
 
+// Config is what all parts of a config have in common that send flows to names.
+type Config interface {
+	// ServerListens is called when a server of the config is about to listen on
+	// one of its names, in its app's Start: every app has been provisioned.
+	ServerListens() error
+}
+
+// configOf is the newest config that has a name, nil when none does.
+func (s *outletSet) configOf(name string) Config {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if d := s.names[name]; d != nil {
+		return d.config
+	}
+	return nil
+}
+
 // served is a name that listeners and handlers of live configs send flows to.
 type served struct {
 	refs int
 
 	// What the newest config says.
-	config   any
+	config   Config
 	tcp, udp bool
 	ports    []uint16 // of UDP
 }
 
 // declareLocked adds what a part of a config sends to a name.
-func (s *outletSet) declareLocked(name string, config any, tcp, udp bool, ports []uint16) {
+func (s *outletSet) declareLocked(name string, config Config, tcp, udp bool, ports []uint16) {
 	d := s.names[name]
 	if d == nil {
 		d = &served{}
@@ -134,9 +151,8 @@ const (
 	gramBacklog = 512
 )
 
-// Declare makes the listener's name known to servers, until Withdraw. config is
-// what all listeners of a config have in common, and no others.
-func (l *Listener) Declare(config any) {
+// Declare makes the listener's name known to servers, until Withdraw.
+func (l *Listener) Declare(config Config) {
 	if len(l.Routes) > 0 {
 		return
 	}
@@ -169,6 +185,11 @@ func listen(_ context.Context, network, host, port string, offset uint, _ net.Li
 	first, err := strconv.ParseUint(port, 10, 16)
 	if err != nil {
 		return nil, fmt.Errorf("%s/%s: %q is not one port", networkName, host, port)
+	}
+	if c := outlets.configOf(host); c != nil {
+		if err := c.ServerListens(); err != nil {
+			return nil, fmt.Errorf("%s/%s: %w", networkName, host, err)
+		}
 	}
 	outlets.mu.Lock()
 	defer outlets.mu.Unlock()

@@ -10,6 +10,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -116,6 +117,9 @@ type App struct {
 
 	resolvers map[string]*resolver.Host
 
+	issuers func() error  // see ServerListens
+	bound   chan struct{} // closed when the listeners are
+
 	engines *listener.Engines // held from Start to Stop
 	shields *offload.Use      // likewise, with Offload
 	hash    string            // of its JSON
@@ -165,6 +169,7 @@ func (a *App) Provision(ctx caddy.Context) (err error) {
 	configs.follow(ctx, a.hash)
 	a.logger = ctx.Logger()
 	a.pools = make(map[string]*pool.Pool)
+	a.bound, a.issuers = make(chan struct{}), sync.OnceValue(a.prepareIssuers)
 	a.binds = make(listener.Binds)
 	if a.Workers < 0 || a.Workers > maxWorkers {
 		return fmt.Errorf("workers: %d is not from 0 to %d", a.Workers, maxWorkers)

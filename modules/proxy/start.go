@@ -100,6 +100,7 @@ func (a *App) Start() (err error) {
 		l.Serve()
 		a.logger.Info("listening", zap.String("listener", l.Name()), zap.Stringers("local", l.Bound()))
 	}
+	close(a.bound)
 	if a.shields != nil {
 		a.shields.Serve()
 	}
