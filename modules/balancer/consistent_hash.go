@@ -3,9 +3,9 @@ package balancer
 import (
 	"encoding/binary"
 	"fmt"
-	"math"
 	"math/bits"
 	"net/netip"
+	"slices"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
@@ -56,18 +56,23 @@ func (c *ConsistentHash) Validate() error {
 	return nil
 }
 
-// Pick returns the candidate with the highest score for the client.
+// Pick returns the candidate that the client comes to first; see ranks.go.
 func (c *ConsistentHash) Pick(candidates []Candidate, f Flow) int {
-	client := c.client(f)
-	best, weight := 0, candidates[0].Weight()
-	high := score(client, candidates[0])
-	for i := 1; i < len(candidates); i++ {
-		s, w := score(client, candidates[i]), candidates[i].Weight()
-		if higher(s, w, high, weight) {
-			best, high, weight = i, s, w
+	s := c.search(f)
+	weight := candidates[0].Weight()
+	s.even = !slices.ContainsFunc(candidates[1:], func(b Candidate) bool { return b.Weight() != weight })
+	for i, b := range candidates {
+		backend := hash(seedBackend, b.Addr())
+		for _, p := range placesOf(backend) {
+			s.meet(i, s.order.rank(p), b.Weight(), backend)
 		}
 	}
-	return best
+	return s.at
+}
+
+func (c *ConsistentHash) search(f Flow) search {
+	client := c.client(f)
+	return search{order: orderOf(client), client: client, at: -1}
 }
 
 // client is the hash of what makes a flow's client.
@@ -79,78 +84,54 @@ func (c *ConsistentHash) client(f Flow) uint64 {
 	return hash(seedClient, netip.AddrPortFrom(f.Client.Addr(), port))
 }
 
-// Prepare hashes the candidates once. A choice still compares all of them, for
-// every instance has to agree about it, but is one step for each.
+// Prepare hashes the candidates once, and sorts them into classes of weights.
 func (c *ConsistentHash) Prepare(candidates []Candidate) Prepared {
-	h := &hashed{hash: c}
-	groups := make(map[uint32]int)
+	var classes [33]class // by the length of a weight in bits
+	h := &hashed{hash: c, even: true}
 	for i, b := range candidates {
-		w := b.Weight()
-		at, ok := groups[w]
-		if !ok {
-			at = len(h.groups)
-			groups[w] = at
-			h.groups = append(h.groups, group{weight: w})
-		}
-		g := &h.groups[at]
-		g.of, g.at = append(g.of, hash(seedBackend, b.Addr())), append(g.at, i)
+		backend, w := hash(seedBackend, b.Addr()), b.Weight()
+		g := &classes[bits.Len32(w)]
+		g.heaviest = max(g.heaviest, w)
+		g.members = append(g.members, member{i, w, backend, placesOf(backend)})
+		h.even = h.even && w == g.members[0].weight
 	}
+	for i := len(classes) - 1; i >= 0; i-- { // the heaviest first: they leave the others less to search
+		if g := &classes[i]; len(g.members) > 0 {
+			g.index()
+			h.classes = append(h.classes, *g)
+		}
+	}
+	h.even = h.even && len(h.classes) == 1
 	return h
 }
 
-// hashed is the candidates as they are compared.
+// hashed is the candidates as they are searched.
 type hashed struct {
-	hash   *ConsistentHash
-	groups []group
+	hash    *ConsistentHash
+	even    bool
+	classes []class
 }
 
-// group is the candidates of one weight.
-type group struct {
-	weight uint32
-	of     []uint64 // their hashes
-	at     []int    // where they are in the list
-}
-
-// Pick returns the candidate with the highest score for the client: of those
-// of one weight the hashes decide.
+// Pick returns the candidate that the client comes to first.
 func (h *hashed) Pick(f Flow) int {
-	client := h.hash.client(f)
-	best, high, weight := -1, uint64(0), uint32(0)
-	for i := range h.groups {
-		g := &h.groups[i]
-		at, score := 0, mix(client^seedScore, g.of[0])
-		for k, b := range g.of[1:] {
-			if s := mix(client^seedScore, b); s > score {
-				at, score = k+1, s
-			}
-		}
-		if best < 0 || higher(score, g.weight, high, weight) {
-			best, high, weight = g.at[at], score, g.weight
-		}
+	at, _ := h.pick(f)
+	return at
+}
+
+// pick also returns how many steps it took.
+func (h *hashed) pick(f Flow) (at, steps int) {
+	s := h.hash.search(f)
+	s.even = h.even
+	for i := range h.classes {
+		steps += h.classes[i].search(&s)
 	}
-	return best
+	return s.at, steps
 }
 
 // Peek implements Peeker: there are no turns.
 func (c *ConsistentHash) Peek(candidates []Candidate, f Flow, _ int) int {
 	return c.Pick(candidates, f)
 }
-
-func score(client uint64, b Candidate) uint64 {
-	return mix(client^seedScore, hash(seedBackend, b.Addr()))
-}
-
-// higher compares two scores. Of equal weights the hashes decide; else each is
-// stretched so that the chance to win is in proportion to the weight.
-func higher(a uint64, v uint32, b uint64, w uint32) bool {
-	if v == w {
-		return a > b
-	}
-	return float64(v)/-math.Log(unit(a)) > float64(w)/-math.Log(unit(b))
-}
-
-// unit maps a hash into the open interval (0, 1).
-func unit(h uint64) float64 { return (float64(h>>12) + 0.5) / (1 << 52) }
 
 // The hash must never change: several instances in front of the same backends,
 // of different versions during an upgrade, have to agree.

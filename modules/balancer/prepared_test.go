@@ -123,7 +123,7 @@ func TestLeastConnOfMany(t *testing.T) {
 
 func BenchmarkPickOf10k(b *testing.B) {
 	hash := &ConsistentHash{HashOn: srcIP}
-	for _, n := range []int{100, 10_000} {
+	for _, n := range []int{2, 100, 700, 10_000} {
 		list := backends(make([]uint32, n)...)
 		for i := range list {
 			list[i].(*backend).weight = uint32(1 + i%3)
