@@ -176,7 +176,9 @@ func follow(s *site) {
 	for i := range 6 {
 		from := fmt.Sprintf("203.0.113.%d", 10+i)
 		host, _, _ := strings.Cut(s.join("tcp", from, ":25565", s.packet("mc-1.19.2-login")).server, ":")
-		s.goes("voice of "+host, "udp", from, ":24454", host+":24454", []byte("talk"))
+		for range 2 { // a balancer would take turns
+			s.goes("voice of "+host, "udp", from, ":24454", host+":24454", []byte("talk"))
+		}
 	}
 	s.prints(s.shell(strings.Replace(s.page.command(s.T, "wayhouse show sessions"), "203.0.113.7", "203.0.113.11", 1)), ":24454")
 }

@@ -33,6 +33,11 @@ func regions(s *site) {
 	if got := a.server + " " + b.server; got != near1+" "+near2 && got != near2+" "+near1 {
 		s.Errorf("two players of Europe are at %s", got)
 	}
+	for range 4 {
+		if p := s.join("tcp", "203.0.113.9", ":7777", hello); p.server != near1 && p.server != near2 {
+			s.Errorf("a player of Europe is at %q", p.server)
+		}
+	}
 	s.prints(s.command("wayhouse explain"), far)
 	s.at("tcp", near1).stop()
 	s.at("tcp", near2).stop()

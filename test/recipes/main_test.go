@@ -3,6 +3,7 @@
 package recipes
 
 import (
+	"flag"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -19,7 +20,13 @@ import (
 	"github.com/wayhouse-proxy/wayhouse/modules/lint"
 )
 
-func TestMain(m *testing.M) { kit.Main(m) }
+func TestMain(m *testing.M) {
+	// Most of the time they wait for servers to be found down.
+	if err := flag.Set("test.parallel", "6"); err != nil {
+		panic(err)
+	}
+	kit.Main(m)
+}
 
 // recipes are what is tried of each page, block by block.
 var recipes = map[string][]func(*site){
