@@ -22,9 +22,9 @@ import (
 // that is missing here is either a typing error or to be added.
 var others = strings.Fields(`
 	[ apt apt-get awk base64 cat cd chmod chown cp cut date dd docker dpkg dpkg-deb echo ethtool exec export false getent git grep gunzip gzip
-	head helm hostname id install ip iptables journalctl jq kill kubectl ln ls mkdir mktemp mv nc nft nproc openssl ping pgrep printf promtool
-	ps pwd read rm sed seq sh sha256sum sleep sort ss sudo sysctl systemctl systemd-analyze systemd-cgls tail tar tc tcpdump tee test time
-	timeout touch tr true ulimit umask uname useradd useradd watch wc wget xargs xcaddy`)
+	head helm hostname id install ip iptables journalctl jq kill kubectl ln ls mkdir mktemp mv nc nft nproc nstat openssl ping pgrep printf promtool
+	prlimit ps pwd pgrep read rm sed seq sh sha256sum sleep sort ss sudo sysctl systemctl systemd-analyze systemd-cgls tail tar tc tcpdump tee test time
+	timeout touch tr true ulimit umask uname useradd watch wc wget xargs xcaddy`)
 
 // wrappers are commands whose arguments are a command.
 var wrappers = []string{"exec", "nohup", "sudo", "time", "timeout", "watch"}

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -31,6 +32,9 @@ var kinds = map[string]func(*testing.T, []byte){
 	"indented":  nil,
 }
 
+// written are the Caddyfiles that commands of a page write.
+var written = regexp.MustCompile(`(?ms)^cat >\S*\.?[cC]addyfile <<'EOF'\n(.*?)^EOF$`)
+
 // TestExamples adapts and validates every example of the documents.
 func TestExamples(t *testing.T) {
 	for _, name := range []string{"WAYHOUSE_ADMIN_TOKEN", "WAYHOUSE_SCRAPE_TOKEN"} {
@@ -45,6 +49,10 @@ func TestExamples(t *testing.T) {
 			switch {
 			case !ok:
 				t.Errorf("%s:%d: a block of %s, which nothing checks", p.path, b.line, b.kind)
+			case b.kind == "sh":
+				for _, m := range written.FindAllStringSubmatch(b.text, -1) {
+					checkCaddyfile(t, []byte(m[1]))
+				}
 			case check != nil:
 				checked++
 				t.Run(fmt.Sprintf("%s:%d", p.path, b.line), func(t *testing.T) {
