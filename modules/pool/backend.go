@@ -235,8 +235,8 @@ func (b *Backend) join(p *Pool, m member) {
 	b.show(m)
 }
 
-// awaitChecks keeps flows from a backend that operators add to a running pool,
-// until it has passed its checks. One that another pool has is known. Flows that
+// awaitChecks keeps flows from a backend that is new in a running pool, until it
+// has passed its checks. One that another pool of the name has is known. Flows that
 // it has from before it was removed are left.
 func (b *Backend) awaitChecks() {
 	b.mu.Lock()

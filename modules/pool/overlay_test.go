@@ -337,3 +337,75 @@ func TestAddedAwaitsChecks(t *testing.T) {
 		takes("10.0.0.8:1", true)
 	})
 }
+
+// TestNewAwaitsChecks has backends that a source or a new config names beside
+// some that take flows get them when they have passed their checks. Where there
+// are no others, as at the start, they get them at once.
+func TestNewAwaitsChecks(t *testing.T) {
+	operators(t)
+	synctest.Test(t, func(t *testing.T) {
+		const rise = 4 * time.Second // rise × interval
+		check := new(held)
+		if err := check.Provision(caddy.Context{}); err != nil {
+			t.Fatal(err)
+		}
+		h, source := hold(t, ep("10.0.0.1:1"), ep("10.0.0.2:1"))
+		config := `{` + source + `}`
+		next := func(config string) *Pool {
+			p := provision(t, config)
+			p.check = check
+			return p
+		}
+		var p *Pool
+		is := func(want string) {
+			t.Helper()
+			synctest.Wait()
+			var up []string
+			for _, b := range p.Taking() {
+				up = append(up, b.addr.String())
+			}
+			if got := strings.Join(up, " "); got != want {
+				t.Errorf("flows go to %q, want %q", got, want)
+			}
+		}
+		say := func(list ...string) {
+			h.tell(setOf(list...), nil)
+			time.Sleep(time.Second)
+		}
+		check.set("10.0.0.9:1", errSick)
+		p = started(t, next(config))
+		is("10.0.0.1:1 10.0.0.2:1")
+
+		say("10.0.0.1:1", "10.0.0.3:1", "10.0.0.9:1")
+		is("10.0.0.1:1")
+		time.Sleep(rise)
+		is("10.0.0.1:1 10.0.0.3:1") // and the one that is sick never
+		time.Sleep(10 * rise)
+		is("10.0.0.1:1 10.0.0.3:1")
+
+		q := next(config)
+		reload(t, p, q) // which changes nothing
+		p = q
+		is("10.0.0.1:1 10.0.0.3:1")
+
+		say("10.0.0.5:1", "10.0.0.6:1") // all are others
+		is("10.0.0.5:1 10.0.0.6:1")
+
+		q = next(`{"targets": ["10.0.0.5:1", "10.0.0.7:1"]}`)
+		reload(t, p, q)
+		p = q
+		is("10.0.0.5:1")
+		time.Sleep(rise)
+		is("10.0.0.5:1 10.0.0.7:1")
+
+		q = next(`{"targets": ["10.0.0.8:1"]}`)
+		reload(t, p, q)
+		p = q
+		is("10.0.0.8:1")
+
+		q = provision(t, `{"targets": ["10.0.0.8:1", "10.0.0.4:1"], "health": {"check": "none"}}`)
+		reload(t, p, q)
+		p = q
+		is("10.0.0.8:1 10.0.0.4:1")
+	})
+}

@@ -27,7 +27,7 @@ func (p *Pool) Start() error {
 	p.followSource()
 	p.members()
 	p.snap.Store(p.build())
-	if _, none := p.check.(*health.None); !none {
+	if p.checks() {
 		p.runner = &health.Runner{Name: p.name, Check: p.check}
 		p.runner.Start(healthTargets(p.snap.Load().all))
 	}
@@ -184,6 +184,7 @@ func (p *Pool) members() (changed bool, gone []*Backend) {
 	returning := p.hidden
 	p.hidden = hidden
 	keep := make(map[netip.AddrPort]bool, len(wanted))
+	served := p.served(wanted)
 	for i, m := range wanted {
 		keep[m.addr] = true
 		b := p.held[m.addr]
@@ -206,7 +207,8 @@ func (p *Pool) members() (changed bool, gone []*Backend) {
 			p.held[m.addr] = b
 		}
 		p.applyState(b, overlay)
-		if p.runner != nil && (m.origin == FromOverlay || slices.Contains(returning, m.addr)) {
+		byHand := p.runner != nil && (m.origin == FromOverlay || slices.Contains(returning, m.addr))
+		if served || byHand && p.checks() {
 			b.awaitChecks()
 		}
 		b.join(p, m)
@@ -231,6 +233,34 @@ func (p *Pool) members() (changed bool, gone []*Backend) {
 		}
 	}
 	return true, gone
+}
+
+// checks reports whether the pool asks its backends how they are.
+func (p *Pool) checks() bool {
+	_, none := p.check.(*health.None)
+	return !none
+}
+
+// served reports whether a backend that the pool or the one before it has, and
+// that stays, takes flows. Then those that are new wait for their checks. Else
+// there is nobody to take their flows meanwhile, as at the start of the process
+// or when all backends are replaced at once, and they are tried as they are.
+func (p *Pool) served(wanted []member) bool {
+	if !p.checks() {
+		return false
+	}
+	s := p.snap.Load()
+	if s == nil {
+		before := newest(p.name)
+		if before == nil {
+			return false
+		}
+		s = before.snap.Load()
+	}
+	return slices.ContainsFunc(wanted, func(m member) bool {
+		b := s.index[m.addr]
+		return b != nil && b.takes(false)
+	})
 }
 
 // member is what a config or a source says about a backend.
