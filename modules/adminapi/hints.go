@@ -1,14 +1,10 @@
 package adminapi
 
 import (
-	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
 	"math"
 	"net/http"
 	"net/netip"
-	"os"
 	"time"
 
 	"github.com/wayhouse-proxy/wayhouse/modules/intent"
@@ -77,34 +73,6 @@ func (j *hintJSON) check() (client netip.Addr, pool string, ttl time.Duration, e
 		return bad("ttl_sec: %d is not from %d to %d", sec, intent.MinHintTTL/time.Second, intent.MaxHintTTL/time.Second)
 	}
 	return client, *j.Pool, time.Duration(sec) * time.Second, nil
-}
-
-// decode reads a request's JSON object, of max bytes, into v; keys that it does
-// not have are refused.
-func decode(w http.ResponseWriter, r *http.Request, max int64, v any) error {
-	d := json.NewDecoder(http.MaxBytesReader(w, r.Body, max))
-	d.DisallowUnknownFields()
-	err := d.Decode(v)
-	if err == nil {
-		if _, end := d.Token(); end != io.EOF {
-			err = errors.New("something stands behind the object")
-		}
-	}
-	var large *http.MaxBytesError
-	var other *json.UnmarshalTypeError
-	switch {
-	case errors.As(err, &large):
-		return &problem{http.StatusRequestEntityTooLarge, fmt.Sprintf("the body is larger than %d bytes", max)}
-	case errors.Is(err, os.ErrDeadlineExceeded):
-		return errSlow
-	case errors.As(err, &other) && other.Field == "":
-		return &problem{http.StatusBadRequest, "the body: give a JSON object, not " + other.Value}
-	case errors.As(err, &other):
-		return &problem{http.StatusBadRequest, fmt.Sprintf("the body: %s: want %v, not %s", other.Field, other.Type, other.Value)}
-	case err != nil:
-		return &problem{http.StatusBadRequest, "the body: " + err.Error()}
-	}
-	return nil
 }
 
 // hintView is a route hint as operators see it.
