@@ -102,6 +102,9 @@ func (f *File) List(context.Context) (Set, error) {
 	if err != nil {
 		return Set{}, err
 	}
+	if len(list) > maxEndpoints {
+		return Set{}, fmt.Errorf("%s has %d entries; %d are the most", f.Path, len(list), maxEndpoints)
+	}
 	return Set{Endpoints: list, Ordered: true}, nil
 }
 

@@ -146,6 +146,9 @@ func TestFileIsBounded(t *testing.T) {
 		"too large": {func(path string) error {
 			return os.WriteFile(path, bytes.Repeat([]byte("#"), maxFile+1), 0o600)
 		}, "has more than 4 MiB"},
+		"too many": {func(path string) error {
+			return os.WriteFile(path, bytes.Repeat([]byte("- 10.0.0.1:7\n"), maxEndpoints+1), 0o600)
+		}, "has 16385 entries; 16384 are the most"},
 		"a directory": {func(path string) error { return os.Mkdir(path, 0o700) }, "is not a regular file"},
 		"a device":    {func(path string) error { return os.Symlink("/dev/zero", path) }, "is not a regular file"},
 	} {
