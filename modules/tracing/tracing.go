@@ -15,6 +15,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -27,6 +28,7 @@ import (
 	sdk "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
 	"go.uber.org/zap"
+	"google.golang.org/grpc/status"
 
 	"github.com/wayhouse-proxy/wayhouse/internal/metrics"
 	"github.com/wayhouse-proxy/wayhouse/internal/version"
@@ -154,6 +156,16 @@ type exporter struct {
 	held   int
 }
 
+// told is an error without the words of the collector, who may say back what it
+// was sent, OTEL_EXPORTER_OTLP_HEADERS included.
+func told(err error) string {
+	if s, ok := status.FromError(err); ok {
+		return "gRPC status " + s.Code().String()
+	}
+	text, _, _ := strings.Cut(err.Error(), " (body: ")
+	return text
+}
+
 // ExportSpans implements sdk.SpanExporter.
 func (e *exporter) ExportSpans(ctx context.Context, spans []sdk.ReadOnlySpan) error {
 	err := e.SpanExporter.ExportSpans(ctx, spans)
@@ -163,7 +175,7 @@ func (e *exporter) ExportSpans(ctx context.Context, spans []sdk.ReadOnlySpan) er
 	}
 	spansFailed.Add(float64(len(spans)))
 	if now := time.Now(); now.After(e.next) {
-		e.logger.Warn("exporting spans failed", zap.Error(err), zap.Int("spans", len(spans)), zap.Int("suppressed", e.held))
+		e.logger.Warn("exporting spans failed", zap.String("error", told(err)), zap.Int("spans", len(spans)), zap.Int("suppressed", e.held))
 		e.next, e.held = now.Add(time.Minute), 0
 	} else {
 		e.held++

@@ -65,11 +65,14 @@ func TestSecretsStayInside(t *testing.T) {
 	config := kit.App(kit.M{"game": game},
 		kit.M{"lobby": kit.Pool("127.0.0.1:9"), "found": kit.M{"health": kit.M{"check": "none"},
 			"source": kit.M{"source": "consul", "service": "game", "addr": service.URL, "token_file": inFile("consul", marker("consul"))}}},
-		kit.M{"resolvers": kit.M{"web": kit.M{"resolver": "http", "endpoint": service.URL + "/resolve",
+		kit.M{"tracing": kit.M{}, "resolvers": kit.M{"web": kit.M{"resolver": "http", "endpoint": service.URL + "/resolve",
 			"headers": kit.M{"Authorization": "Bearer " + inEnv("RESOLVER", marker("resolver")), "X-Key": "{file." + inFile("resolver", marker("resolver-file")) + "}"}}}})
 	config["apps"].(kit.M)["http"] = site(addr, kit.M{"handler": "wayhouse_admin", "tokens": kit.A{
 		kit.M{"token": inEnv("ADMIN", marker("admin"))}, kit.M{"token": "{file." + inFile("read", marker("read")) + "}", "role": "read"}}})
 	config["logging"] = kit.M{"logs": kit.M{"default": kit.M{"level": "DEBUG"}}}
+	// The collector refuses the spans and tells what it was sent, too.
+	secrets = append(secrets, marker("otlp"))
+	env = append(env, "OTEL_EXPORTER_OTLP_ENDPOINT="+service.URL, "OTEL_EXPORTER_OTLP_HEADERS=x-key="+marker("otlp"))
 	guess := "CANARY-a-wrong-one-0123456789"
 	secrets = append(secrets, guess)
 
@@ -109,11 +112,11 @@ func TestSecretsStayInside(t *testing.T) {
 	kit.Eventually(t, "the services are asked with their secrets", func() bool {
 		for len(seen) > 0 {
 			s, _ := url.QueryUnescape(<-seen)
-			for _, name := range []string{"list", "consul", "resolver", "resolver-file"} {
+			for _, name := range []string{"list", "consul", "resolver", "resolver-file", "otlp"} {
 				used[name] = used[name] || strings.Contains(s, marker(name))
 			}
 		}
-		return len(used) == 4 && used["list"] && used["consul"] && used["resolver"] && used["resolver-file"]
+		return used["list"] && used["consul"] && used["resolver"] && used["resolver-file"] && used["otlp"]
 	})
 	// Configs that are refused late, with all secrets read.
 	broken := kit.With(config, nil)
