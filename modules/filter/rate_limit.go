@@ -37,7 +37,7 @@ type RateLimit struct {
 
 // Rate is what a token bucket gains and holds.
 type Rate struct {
-	// Tokens a second, from 1 to 1000000.
+	// Tokens a second, from 1 to 1000000. Required.
 	Rate int64 `json:"rate,omitempty"`
 
 	// How many it holds, from 1 to 1000000. Default: the rate.
